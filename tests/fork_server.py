@@ -29,7 +29,7 @@ from typing import Any
 PRELOADED = ("jax", "flax.nnx", "optax", "orbax.checkpoint", "grain", "tensorflow_datasets",
              "matplotlib.pyplot", "tensorboard.summary.writer.record_writer")  # fmt: skip
 # Scripts that are run as programs of their own, with libraries that need not be installed.
-SKIPPED = ("__main__", "torch_step", "tf_feed", "tfds")
+SKIPPED = ("__main__", "tfds")
 MOST_BYTES = 1 << 17
 
 

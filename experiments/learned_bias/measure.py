@@ -3,10 +3,11 @@
     python -m experiments.learned_bias.measure runs/heads --data_dir=DATA
         [--output=experiments/learned_bias/results] [--into=experiments/learned_bias/README.md]
 
-Analyses the final runs of data_size/heads.py with `analyze`, and each of their models at its
-initial values, on the same test images. Then prints each measure by family, head and number of
-training images, and its slope against the logarithm of that number. Runs with more images were also
-trained for longer, so a slope is the effect of both. All slopes are one family of tests (Holm).
+Analyses the final runs of data_size/heads.py with `analyze` and the scripts of inside_vit, and each
+of their models at its initial values, on the same test images. Then prints each measure by family,
+head and number of training images, and its slope against the logarithm of that number. Runs with
+more images were also trained for longer, so a slope is the effect of both. All slopes are one
+family of tests (Holm).
 Runs that are analysed are not analysed again.
 
 Cost: about a minute of a core for each of 56 models, 3,400 core-seconds, after data_size/heads.py.
@@ -21,6 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from experiments.inside_vit import equivariance, inputs, permutation
 from vit_jax.__main__ import main as vit_jax
 from vit_jax.commands.report import check_markers, replace_between_markers
 from vit_jax.errors import ConfigError, UserError
@@ -31,6 +33,7 @@ from vit_jax.report.runs import read_runs
 
 # Images for each analysis: an accuracy needs more than an error that is measured for each image.
 _IMAGES = {"equivariance": 256, "distance": 256, "permutation": 2_000}
+_SCRIPTS = {"equivariance": equivariance.measure, "permutation": permutation.measure}
 _MARKERS = ("<!-- bias -->", "<!-- end of bias -->")
 MEASURES = {
     "patch shift": "error of equivariance of the last map to a shift by one patch",
@@ -106,11 +109,13 @@ def _measure(run: Run, data_dir: Path, *, untrained: bool = False) -> list[dict[
         if (output / f"{part}.csv").is_file():
             continue
         asked = [
-            "analyze", str(run.path), f"--what={part}", f"--output={output}", "--formats=png",
-            "--dataset=cifar10", "--split=test", f"--data_dir={data_dir}",
-            f"--num_images={_IMAGES[part]}", f"--seed={run.seed}",
+            str(run.path), f"--output={output}", "--dataset=cifar10", "--split=test",
+            f"--data_dir={data_dir}", f"--num_images={_IMAGES[part]}", f"--seed={run.seed}",
+            *["--untrained"] * untrained,
         ]  # fmt: skip
-        if vit_jax(asked + ["--untrained"] * untrained):
+        if part in _SCRIPTS:
+            inputs.run(part, _SCRIPTS[part], arguments=asked)
+        elif vit_jax(["analyze", *asked, f"--what={part}", "--formats=png"]):
             raise ConfigError(
                 f"{run.path} cannot be analysed", "a run with a checkpoint", "see the line above"
             )

@@ -89,6 +89,13 @@ bench() { # name of the part, limit, NAME=IMAGES, more arguments
     "--steps=$steps" "--output=$OUT/$name.json" "$@"
 }
 
+script() { # name of the part, limit, NAME=IMAGES, script for one device, more arguments
+  local name=$1 seconds=$2 model=${3%=*} batch_size=${3#*=} file=$4
+  shift 4
+  part "$name-${model//\//-}-$batch_size" "$seconds" "$PYTHON" -m "experiments.speed.$file" "--model=$model" \
+    "--batch_size=$batch_size" "--image_size=$image_size" "--dtype=$dtype" "--rounds=$rounds" "$@"
+}
+
 has() { # part, modules that it needs
   local part=$1 module
   shift
@@ -116,7 +123,7 @@ devices=$(tail -n 1 "$OUT/devices.log")
 # 1. Speed and MFU as a user gets them; the first model also writes a profile.
 profile="--profile=$OUT/profile"
 for model in $MODELS; do
-  bench model "$each" "$model" --compare=none ${profile:+"$profile"}
+  bench model "$each" "$model" ${profile:+"$profile"}
   profile=''
 done
 
@@ -124,7 +131,7 @@ done
 read -r first _ <<<"$COMPARED"
 attention=$first
 [[ $device == tpu ]] && attention=$COMPARED
-for model in $attention; do bench attention "$each" "$model" --compare=attention; done
+for model in $attention; do script attention "$each" "$model" attention_kernels; done
 
 # 3. The rules for cuDNN against its compiler.
 if [[ $device != tpu ]] && has cudnn_rules pytest; then
@@ -135,17 +142,19 @@ fi
 
 # 4. Unrolled against scanned. One of them is what auto chose in part 1.
 for model in $COMPARED; do
-  bench scanned "$each" "$model" --compare=none --config.model.scan=true
-  bench unrolled "$each" "$model" --compare=none --config.model.scan=false
+  bench scanned "$each" "$model" --config.model.scan=true
+  bench unrolled "$each" "$model" --config.model.scan=false
 done
 
 # 5. The same step in PyTorch, in turn.
 if [[ $IN_PYTORCH ]] && has timm torch timm; then
-  for model in $IN_PYTORCH; do bench timm 120 "$model" --compare=timm-compiled; done
+  for model in $IN_PYTORCH; do
+    script timm 120 "$model" torch_step --compiled "--steps=$steps" "--output=$OUT/timm-${model//[\/=]/-}.json"
+  done
 fi
 
 # 6. Other batch sizes.
-for model in $BATCHES; do bench batch 60 "$model" --compare=none; done
+for model in $BATCHES; do bench batch 60 "$model"; done
 
 "$PYTHON" - "$OUT" "$device" <<'PYTHON' | tee "$OUT/summary.txt"
 import collections
@@ -164,9 +173,6 @@ for path in sorted(folder.glob("*-*.json")):
 print(f"\n{'part':32}{'step of':32}{'images/s':>10}{'ms':>9}{'MFU':>7}{'compile s':>11}{'MiB':>10}")
 for row in rows:
     print(f"{row['part']:32}{row['name']:32}", end="")
-    if row["images_per_second"] is None:
-        print(f"  {row['problem']}")
-        continue
     mfu = "-" if row["mfu"] is None else f"{row['mfu']:.1%}"
     memory = "-" if row["peak_memory_mb"] is None else f"{row['peak_memory_mb']:,.0f}"
     print(f"{row['images_per_second']:>10,.0f}{row['step_ms']:>9.1f}{mfu:>7}{row['compile_s']:>11.1f}{memory:>10}")

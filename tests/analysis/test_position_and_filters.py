@@ -11,7 +11,6 @@ from vit_jax.analysis import (
 )
 from vit_jax.analysis.batches import check_attention
 from vit_jax.analysis.filters import as_images
-from vit_jax.analysis.receptive_field import layers_of
 from vit_jax.errors import ModelError
 
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
@@ -132,14 +131,10 @@ def test_filters_are_those_of_the_layer_that_reads_the_image():
     assert nnx.state(vit)  # The model is not changed.
 
 
-def test_a_mixer_has_filters_and_receptive_fields_but_neither_attention_nor_positions():
+def test_a_mixer_has_filters_but_neither_attention_nor_positions():
     sizes = {"width": 16, "depth": 2, "token_mlp_dim": 8, "channel_mlp_dim": 32}
     mixer = random_model("Mixer-S/4", image_size=16, **sizes)
     assert embedding_filters(mixer).components.shape == (16, 4, 4, 3)
-    names, depth, fields = layers_of(mixer, (16, 16))
-    assert names == ["embedding", "block 1", "block 2"]
-    assert depth == [0, 1, 2]
-    assert [down.side for down, _ in fields] == [4, 12, 20]
     with pytest.raises(ModelError, match="positions of a Mixer, which has no position embedding"):
         position_similarity(mixer)
     for analysis in ("distance", "rollout"):

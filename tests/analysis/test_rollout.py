@@ -78,5 +78,5 @@ def test_without_prefix_tokens_a_map_sums_to_one():
 
 
 def test_the_rollout_of_a_resnet_is_an_error():
-    with pytest.raises(ModelError, match=r"rollout of a ResNet.*filters or receptive_field"):
+    with pytest.raises(ModelError, match=r"rollout of a ResNet.*choose filters"):
         attention_rollout(random_model("BiT-R-Nano"), images(1))

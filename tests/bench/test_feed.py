@@ -7,7 +7,7 @@ from PIL import Image
 from vit_jax.__main__ import main
 from vit_jax.bench import feed
 from vit_jax.commands import bench_feed
-from vit_jax.config.data import AugmentConfig, DataConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
 from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources.folder import FolderSource
@@ -106,19 +106,6 @@ def test_examples_in_memory_are_spread_over_the_source(digits_dir):
         source[index].id for index in (0, 33, 66, 99)
     ]
     assert [e.label for e in memory.read([3, 0])] == [source[99].label, source[0].label]
-
-
-def test_the_comparison_leaves_out_augmentation(digits_dir):
-    heavy = data(digits_dir, augment={"randaugment_layers": 2, "three_augment": True})
-    plain = feed.plain_jpeg_data(heavy, 0.08)
-    assert plain.augment == AugmentConfig(crop="inception", min_area=0.08, antialias=False)
-    assert (plain.image_size, plain.global_batch_size) == (8, 16)
-
-
-def test_missing_tensorflow_is_a_one_line_error(monkeypatch, digits_dir):
-    monkeypatch.setattr(feed.sys, "executable", "/bin/false")
-    with pytest.raises(feed.TensorFlowMissingError, match=r"tf.data: .*pip install"):
-        feed.TensorFlowFeed([b"one"], image_size=8, batch_size=1, min_area=0.08)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,7 @@ import jax
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.bench.step import (
-    Measurement,
-    TorchMissingError,
-    TorchStep,
-    fastest_batch_size,
-    measure_interleaved,
-)
-from vit_jax.commands.bench_step import _config
+from vit_jax.bench.step import Measurement, fastest_batch_size, measure_interleaved
 from vit_jax.errors import UserError
 
 
@@ -81,7 +74,7 @@ SMALL = ["--model=ViT-Ti/16", "--batch_size=2", "--image_size=32", "--rounds=1",
 def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
     output = tmp_path / "bench.json"
     profile = f"--profile={tmp_path / 'profile'}"
-    options = ["--compare=none", f"--output={output}", profile, "--config.model.depth=1"]
+    options = [f"--output={output}", profile, "--config.model.depth=1"]
     assert main(["bench", "step", *SMALL, *options]) == 0
     assert "images/s" in capsys.readouterr().out
     content = json.loads(output.read_text())
@@ -89,16 +82,15 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
     assert content["environment"]["device_count"] == 1
     (row,) = content["rows"]
     assert (row["name"], row["model"], row["batch_size"]) == ("vit_jax", "ViT-Ti/16", 2)
+    assert row["attention"] == "einsum"
     assert row["images_per_second"] == pytest.approx(2 / (row["step_ms"] / 1e3))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--compare=tensorflow"], "--compare=tensorflow"),
         (["--batch_size=many"], "'many' is not a positive whole number"),
         (["--rounds=0"], "'0' is not a positive whole number"),
-        (["--compare=timm", "--config.model.depth=3"], "--config.model.depth=3 with --compare"),
         (["--output=/no/such/folder/x.json"], "is not in an existing folder"),
         (["--model=ViT-Z/16"], "unknown model 'ViT-Z/16'"),
         (["--config.model.dpth=3"], "did you mean 'model.depth'"),
@@ -106,25 +98,5 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
     ],
 )
 def test_errors_are_one_line(options, words, capsys):
-    default = [] if any("compare" in o for o in options) else ["--compare=none"]
-    assert main(["bench", "step", *SMALL, *default, *options]) == 2
+    assert main(["bench", "step", *SMALL, *options]) == 2
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize(("library", "compiled"), [("transformers", False), ("timm", False)])
-def test_the_step_in_pytorch_runs(library, compiled):
-    import argparse
-
-    args = argparse.Namespace(batch_size=2, dtype="float32", image_size=32)
-    step = TorchStep(library, _config(args, "ViT-Ti/16", []), 1, compiled=compiled)
-    (measured,) = measure_interleaved([step], rounds=2, steps_per_round=1)
-    assert 0 < measured.images_per_second < 1e6
-
-
-def test_the_error_says_why_pytorch_cannot_run(monkeypatch):
-    import argparse
-
-    args = argparse.Namespace(batch_size=2, dtype="float32", image_size=32)
-    with pytest.raises(TorchMissingError, match="Error"):
-        TorchStep("torchvision_of_old", _config(args, "ViT-Ti/16", []), 1, compiled=False)

@@ -45,10 +45,10 @@ def table(path):
 @pytest.mark.slow
 def test_all_analyses_of_a_vit_write_their_files(weights, photos, tmp_path, capsys):
     arguments = ["analyze", str(weights), f"--images={photos}", "--crop=resize"]
-    counts = ["--num_pictures=2", "--num_gradients=2", "--batch_size=2"]
+    counts = ["--num_pictures=2", "--batch_size=2"]
     assert main([*arguments, *counts, f"--output={tmp_path / 'a'}"]) == 0
     shown = capsys.readouterr().out
-    what = ("filters", "positions", "distance", "rollout", "receptive_field")
+    what = ("filters", "positions", "distance", "rollout")
     assert [line.split(":")[0] for line in shown.splitlines() if line.startswith(what)] == [*what]
     assert "5 images; uniform attention to all patches: 16.1" in shown
     suffixes = {name: {p.suffix for p in (tmp_path / "a").glob(f"{name}.*")} for name in what}
@@ -70,7 +70,7 @@ def test_all_analyses_of_a_vit_write_their_files(weights, photos, tmp_path, caps
     assert sum(int(row["pairs"]) for row in offsets) == 16 + 16 * 15 / 2  # Each pair once.
     about = json.loads((tmp_path / "a" / "analysis.json").read_text())
     assert about["images"]["distance"] == 5
-    assert len(about["images"]["rollout"]) == about["images"]["receptive_field"] == 2
+    assert len(about["images"]["rollout"]) == 2
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ def test_plan(root):
 def test_bench_step(root, capsys):
     arguments = [
         "--model=ViT-Ti/16", "--image_size=16", "--batch_size=2", "--rounds=1", "--steps=1",
-        "--compare=none", "--config.model.depth=1", f"--output={root}/bench.json",
+        "--config.model.depth=1", f"--output={root}/bench.json",
         f"--profile={root}/profile",
     ]  # fmt: skip
     assert main(["bench", "step", *arguments]) == 0

@@ -212,7 +212,7 @@ with torch.no_grad():
 """
 _TIMM = """
 import sys, numpy as np
-from vit_jax.bench.torch_step import import_timm
+from experiments.speed.import_timm import import_timm
 timm = import_timm()
 import torch
 model = timm.create_model(f"local-dir:{sys.argv[1]}", pretrained=True)

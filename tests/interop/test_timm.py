@@ -207,7 +207,7 @@ def test_both_heads_of_a_deit_are_read(tmp_path):
 
 _SAVE = """
 import sys, numpy as np
-from vit_jax.bench.torch_step import import_timm
+from experiments.speed.import_timm import import_timm
 timm = import_timm()
 import torch
 from safetensors.torch import save_file

@@ -19,7 +19,7 @@ from vit_jax.interop.save import save
 
 _TIMM = """
 import json, sys, numpy as np
-from vit_jax.bench.torch_step import import_timm
+from experiments.speed.import_timm import import_timm
 timm = import_timm()
 import torch
 folder, name, layers = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

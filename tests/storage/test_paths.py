@@ -20,7 +20,6 @@ PACKAGE = ROOT / "vit_jax"
 # Calls outside `vit_jax/storage` that make or open a path of something that is no constant, and why
 # it is not a user's string. "FILE: CALL" as `ast.unparse` writes it.
 NO_USER_PATHS = {
-    "bench/feed.py: Path(self._folder.name)": "a temporary folder",
     "commands/report.py: Path(os.path.relpath(folder, args.into.parent))": "two local paths",
     "commands/report.py: os.path.relpath(folder, args.into.parent)": "two local paths",
     "data/prepare/pack.py: Path(temporary)": "a temporary folder",

@@ -68,7 +68,7 @@ def check_attention(model: ImageModel, analysis: str) -> None:
         raise ModelError(
             f"{analysis} of a {type(model).__name__}, which has no attention",
             "a ViT or a hybrid",
-            "choose filters or receptive_field",
+            "choose filters",
         )
 
 

@@ -1,19 +1,14 @@
-"""Measures the speed of the data loader by stage, threads and processes, and compares tf.data."""
+"""Measures the speed of the data loader by stage, threads and processes."""
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vit_jax.config.data import AugmentConfig, DataConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing, labelled_image
 from vit_jax.data.cache import DecodedSource, cached
 from vit_jax.data.decode import decode
@@ -21,9 +16,9 @@ from vit_jax.data.loader import batch_spec, train_batches
 from vit_jax.data.sources import Example, Source, open_training_data
 from vit_jax.data.sources.open import data_cache
 from vit_jax.data.transforms import Transform, make_train_transform
-from vit_jax.errors import DataError, UserError
+from vit_jax.errors import DataError
 
-# Number of examples in memory for measuring stages and tf.data.
+# Number of examples in memory.
 SAMPLE = 512
 # Examples read at a time.
 _CHUNK = 32
@@ -31,10 +26,6 @@ _CHUNK = 32
 bytes_only = Preprocessing(
     {"bytes": ArraySpec((), np.int64)}, lambda example, rng: {"bytes": len(example.image)}
 )
-
-
-class TensorFlowMissingError(UserError):
-    """tf.data cannot be measured on this machine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,73 +232,3 @@ def _time_stage(
         done += 1
     wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
     return Rate(name, done * images / wall, cpu / (done * images) * 1e3)
-
-
-class TensorFlowFeed:
-    """tf.data in a separate process: decode_and_crop_jpeg, resize, flip, batch.
-
-    Args:
-        examples: JPEG files.
-        image_size: side of the result.
-        batch_size: images per batch.
-        min_area: smallest crop, as a fraction of the image's area.
-
-    Raises:
-        TensorFlowMissingError: TensorFlow is not installed, or fails.
-    """
-
-    def __init__(
-        self, examples: Iterable[bytes], *, image_size: int, batch_size: int, min_area: float
-    ):
-        self._folder = tempfile.TemporaryDirectory()
-        examples = list(examples)
-        path = Path(self._folder.name) / "examples.npz"
-        np.savez(
-            path,
-            joined=np.frombuffer(b"".join(examples), np.uint8),
-            sizes=np.array([len(e) for e in examples]),
-        )
-        request = {
-            "examples": str(path),
-            "image_size": image_size,
-            "batch_size": batch_size,
-            "min_area": min_area,
-            "threads": os.cpu_count(),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("tf_feed.py")), json.dumps(request)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        ready = self._read_answer()
-        if "error" in ready:
-            self.close()
-            raise TensorFlowMissingError(
-                f"tf.data: {ready['error']}", "TensorFlow", "run: pip install tensorflow"
-            )
-
-    def measure(self, seconds: float) -> float:
-        """Measures for some seconds and returns images/s."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{seconds}\n")
-        self._process.stdin.flush()
-        return self._read_answer()["images_per_second"]
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.communicate()  # Also closes the pipes.
-        self._folder.cleanup()
-
-    def _read_answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else {"error": "its process ended"}
-
-
-def plain_jpeg_data(data: DataConfig, min_area: float) -> DataConfig:
-    """Returns the data section with the same augmentation as the tf.data process."""
-    augment = AugmentConfig(crop="inception", min_area=min_area, antialias=False)
-    return data.replace(augment=augment)

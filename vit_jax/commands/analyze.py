@@ -1,4 +1,4 @@
-"""Look inside a trained model: filters, positions, attention, receptive fields, equivariance.
+"""Look inside a trained model: filters, positions, attention.
 
     python -m vit_jax analyze runs/quickstart
     python -m vit_jax analyze B_16.npz --what=filters,positions
@@ -6,15 +6,12 @@
     python -m vit_jax analyze B_16.npz --dataset=imagenet_v2 --split=test --data_dir=DATA
     python -m vit_jax analyze runs/quickstart --untrained --output=untrained
 
-  filters          first principal components of the first layer's RGB filters
-  positions        cosine similarity of the position embeddings
-  distance         mean attention distance of every head, in pixels
-  rollout          attention rollout: share of each patch in the output
-  receptive_field  effective receptive field of each layer, compared with a CNN of that depth
-  equivariance     how closely each layer's feature map follows a shifted image
-  permutation      accuracy with the patches of each image in a random order
-  masked_patches   predictions of a run with task masked_patches
-  mae              reconstructions of a run with task mae
+  filters         first principal components of the first layer's RGB filters
+  positions       cosine similarity of the position embeddings
+  distance        mean attention distance of every head, in pixels
+  rollout         attention rollout: share of each patch in the output
+  masked_patches  predictions of a run with task masked_patches
+  mae             reconstructions of a run with task mae
 
 Each writes pictures, a CSV file with the numbers and an npz file with the arrays. Without --images
 and --dataset, a run folder is analysed with the images that it was evaluated on. --untrained
@@ -77,9 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="images in pictures, e.g. of rollout (8)",
     )
     group.add_argument(
-        "--num_gradients", type=positive_int, default=16, help="images for receptive_field (16)"
-    )
-    group.add_argument(
         "--crop",
         choices=("central", "resize"),
         help="crop the central square, or squash the image; default: as in the weights' evaluation",
@@ -88,12 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--untrained", action="store_true", help="analyse the architecture with initial values"
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="for receptive_field's signs, permutation and untrained models (0)",
-    )
+    parser.add_argument("--seed", type=int, default=0, help="for untrained models (0)")
     add_load_arguments(parser)
 
 
@@ -175,12 +164,11 @@ def _initial(loaded: "Loaded", seed: int) -> Any:
 
 def _jobs(args: argparse.Namespace, loaded: "Loaded") -> dict[str, _Job]:
     """Returns the analyses of the model by name."""
-    from vit_jax.analysis.catalogue import ANALYSES, Analysis, Request
+    from vit_jax.analysis.catalogue import ANALYSES, Analysis
 
     def job(analysis: Analysis) -> _Job:
         def run(images: "Images | None") -> "Output":
-            name = loaded.options.name
-            return analysis.run(Request(loaded.model, name, images, args.batch_size, args.seed))
+            return analysis.run(loaded.model, images, args.batch_size)
 
         return _Job(lambda: analysis.check(loaded.model), run, analysis.count)
 

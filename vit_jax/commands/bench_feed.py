@@ -1,13 +1,12 @@
-"""Measure the data loader's images/s, by stage, and compare it with the model's speed or tf.data.
+"""Measure the data loader's images/s, by stage, and compare it with the model's speed.
 
     python -m vit_jax bench feed --source=cifar10 --data_dir=DATA --stages
     python -m vit_jax bench feed --source=PHOTOS --model=ViT-S/16
-    python -m vit_jax bench feed --config=configs/augreg.py:B/16 --data_dir=DATA --compare=tf.data
+    python -m vit_jax bench feed --config=configs/augreg.py:B/16 --data_dir=DATA
 
 --source is a TFDS name, a folder of images or a CSV file of path,label. For data in a bucket, the
 speed of reading with an empty cache and from the cache is measured without decoding too, and the
-slowest of bucket, decoding and device is named. If TensorFlow is installed, --compare does the same
-work in tf.data: decode_and_crop, bilinear resize, flip, as in big_vision.
+slowest of bucket, decoding and device is named.
 """
 
 import argparse
@@ -37,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=non_negative_int, default=None, help="reader processes; 0: none"
     )
-    parser.add_argument("--compare", default="none", choices=["none", "tf.data"])
     parser.add_argument(
         "--model", default=None, help="also measure this model on this device and compare"
     )
@@ -78,8 +76,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         stages = [_row([rate]) for rate in measure_stages(source, data, args.seconds)]
         _show("one thread, stage by stage", stages)
         content["stages"] = stages
-    if args.compare == "tf.data":
-        content["tf.data"] = _compare(args, data, source, num_classes)
     needed = None if args.model is None else device_rate(config)
     if needed is not None:
         content["verdict"] = verdict(config, max(r["images_per_second"] for r in rows), needed)
@@ -152,59 +148,6 @@ def _show(title: str, rows: list[dict[str, Any]]) -> None:
             "-" if cpu is None else f"{cpu:.3f}",
         )
     Console().print(table)
-
-
-def _compare(args: argparse.Namespace, data: Any, source: Any, num_classes: int) -> Any:
-    """Measures the same work here and in tf.data, interleaved and from memory; shows the ratio."""
-    from vit_jax.bench.feed import (
-        MemorySource,
-        TensorFlowFeed,
-        TensorFlowMissingError,
-        measure_feed,
-        plain_jpeg_data,
-    )
-
-    memory = MemorySource(source)
-    same = plain_jpeg_data(data, 0.08).replace(cache_mb=0)
-    smooth = same.replace(augment=same.augment.replace(antialias=True))
-    cores = os.cpu_count() or 1
-    try:
-        other = TensorFlowFeed(
-            [example.image for example in memory.examples],
-            image_size=data.image_size,
-            batch_size=data.global_batch_size,
-            min_area=0.08,
-        )
-    except TensorFlowMissingError as error:
-        print(f"not compared: {error}")
-        return None
-
-    def ours(work: Any) -> float:
-        return measure_feed(
-            memory,
-            work,
-            num_classes=num_classes,
-            num_threads=cores,
-            num_workers=0,
-            seconds=args.seconds,
-        ).images_per_second
-
-    rounds = [(ours(same), other.measure(args.seconds), ours(smooth)) for _ in range(args.rounds)]
-    other.close()
-    names = ("vit_jax", "tf.data", "vit_jax antialiased")
-    figures = {
-        name: statistics.median(column)
-        for name, column in zip(names, zip(*rounds, strict=True), strict=True)
-    }
-    # The ratio is taken within a round, because other load on the machine slows both down.
-    figures["ratio"] = statistics.median(round[0] / round[1] for round in rounds)
-    print(
-        f"decode, random crop, resize, flip from memory on {cores} cores: vit_jax"
-        f" {figures['vit_jax']:,.0f} images/s, tf.data {figures['tf.data']:,.0f}:"
-        f" {figures['ratio']:.2f}x as fast; antialiased, which tf.data's is not,"
-        f" {figures['vit_jax antialiased']:,.0f}"
-    )
-    return figures
 
 
 def _measure_bucket(

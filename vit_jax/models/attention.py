@@ -1,12 +1,10 @@
 """Multi-head self-attention, and the choice of the kernel that computes it."""
 
-import contextvars
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,6 @@ from vit_jax.models.activation_sharding import constrain, devices_along_tensor
 from vit_jax.models.layers import LayerNorm, softmax
 from vit_jax.models.position import RelativeBias, rotate
 from vit_jax.models.stacking import keep
-from vit_jax.models.tracing import F, traced_with
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +31,6 @@ Mask = Bool[Array, "#B 1 N M"]
 
 # Of all images, or of each: [B, N, K].
 Rope = tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
-
-# None: `attend` computes self-attention.
-_kernel: contextvars.ContextVar[Callable[..., jax.Array] | None] = contextvars.ContextVar(
-    "kernel", default=None
-)
-
-
-def with_attention(function: F, kernel: Callable[..., jax.Array]) -> F:
-    """Returns a function that is traced with another kernel for self-attention.
-
-    Benchmarks time kernels with it that no config key chooses.
-
-    Args:
-        function: any function that calls a model.
-        kernel: takes query, key, value, `bias` and `valid_tokens`, and returns what `attend` does.
-    """
-    return traced_with(function, _kernel, kernel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,7 +358,7 @@ class SelfAttention(nnx.Module):
         """
         # The Pallas kernel adds the bias itself, unless something comes between.
         plain = self.query_norm is None and rope is None and self.relative is None and not capture
-        packed = self.implementation == "pallas" and plain and _kernel.get() is None
+        packed = self.implementation == "pallas" and plain
         packed = packed and not isinstance(valid_tokens, jax.Array)
         packed_bias = self.qkv.bias if packed else None
         qkv = _project(self.qkv, x, add_bias=packed_bias is None)
@@ -396,9 +376,15 @@ class SelfAttention(nnx.Module):
             assert not isinstance(valid_tokens, jax.Array)
             attended = attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
         else:
-            kernel = _kernel.get() or partial(attend, implementation=self.implementation)
-            masked: dict[str, Any] = {} if mask is None else {"mask": mask}
-            attended = kernel(q, k, v, bias=bias, valid_tokens=valid_tokens, **masked)
+            attended = attend(
+                q,
+                k,
+                v,
+                bias=bias,
+                implementation=self.implementation,
+                valid_tokens=valid_tokens,
+                mask=mask,
+            )
         attended = constrain(attended, "batch", None, "tensor")
         out = self.dropout(_project(self.out, attended), deterministic=key is None, rngs=key)
         found = {}
