@@ -6,7 +6,7 @@ from small_config import small_mapping as mapping
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.evaluation import EvaluationConfig
-from vit_jax.config.file import load_config, parse_arg, set_key
+from vit_jax.config.file import load_config, override_key, parse_arg, set_key
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import ScheduleConfig
 from vit_jax.config.profile import ProfileConfig
@@ -108,6 +108,36 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(key, hint):
         Config.from_mapping(mapping(**{key: 1}))
     assert caught.value.got.startswith(f"unknown config key '{key.replace('__', '.')}'")
     assert caught.value.fix == f"did you mean '{hint}'?"
+
+
+def test_classes_are_balanced_once():
+    both = {"data__sampling": "balanced", "loss__class_weights": "balanced"}
+    with pytest.raises(
+        ConfigError, match=r"'loss.class_weights' is 'balanced' with 'data.sampling'"
+    ):
+        Config.from_mapping(mapping(**both))
+    for key, value in both.items():
+        Config.from_mapping(mapping(**{key: value}))
+
+
+def test_a_warmup_needs_an_average():
+    with pytest.raises(ConfigError, match=r"'ema_warmup' is True without 'ema_decay'"):
+        Config.from_mapping(mapping(ema_warmup=True))
+
+
+def test_a_new_name_of_the_model_drops_the_sizes_of_the_file(caplog):
+    content = mapping(model={"name": "ViT-Ti/8", "width": 128, "depth": 6, "pooling": "gap"})
+    override_key(content, "model.name", "ViT-Ti/8")
+    assert content["model"]["depth"] == 6
+    with caplog.at_level("INFO"):
+        override_key(content, "model.name", "ViT-B/16")
+    assert content["model"] == {"name": "ViT-B/16", "pooling": "gap"}
+    assert (
+        "model.name=ViT-B/16 has its own sizes, not the config file's width 128, depth 6"
+        in caplog.text
+    )
+    override_key(content, "model.depth", 3)
+    assert content["model"]["depth"] == 3
 
 
 @pytest.mark.parametrize("pixels", [32, 100])

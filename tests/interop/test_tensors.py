@@ -14,6 +14,7 @@ from interop.files import (
     HEADS,
     WIDTH,
     by_kind,
+    params,
     tiny,
     to_timm,
     to_transformers,
@@ -265,13 +266,17 @@ def test_a_table_that_is_not_square_needs_the_grid(tmp_path):
     assert said.endswith("; give rows and columns with grid")
 
 
-def test_registers_with_positions_are_refused(tmp_path):
-    """timm could give registers rows of the table; ours have none to give."""
-    more = {"reg_token": np.zeros((1, 2, WIDTH), np.float32)}
-    tensors = to_timm(tiny()) | more
-    tensors["pos_embed"] = np.zeros((1, 1 + 2 + 16, WIDTH), np.float32)
-    path = write_safetensors(tmp_path / "w.safetensors", tensors)
-    assert "a position table of 19 vectors" in refusal(path, num_heads=HEADS)
+def test_positions_of_registers_are_added_to_the_registers(tmp_path):
+    """timm may give registers rows of the table; ours have none."""
+    registers, rows = np.full((1, 2, WIDTH), 0.5, np.float32), np.ones((1, 2, WIDTH), np.float32)
+    tensors = to_timm(tiny()) | {"reg_token": registers}
+    table = tensors["pos_embed"]
+    tensors["pos_embed"] = np.concatenate([table[:, :1], rows, table[:, 1:]], axis=1)
+    found = params(
+        load(write_safetensors(tmp_path / "w.safetensors", tensors), num_heads=HEADS).model
+    )
+    np.testing.assert_array_equal(found["registers"], registers + rows)
+    np.testing.assert_array_equal(found["position_embedding/table"], table)
 
 
 def test_a_file_without_a_table_needs_the_image_size(tmp_path):

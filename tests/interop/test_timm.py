@@ -24,6 +24,7 @@ from interop.files import (
     weights,
     write_safetensors,
 )
+from safetensors.numpy import load_file, save_file
 from weight_files import random_loaded
 
 from vit_jax.errors import WeightsError
@@ -85,12 +86,12 @@ def described(*, width, depth, hidden, patch=16, rotary=False, gated=False, conf
     shapes = {
         "patch_embed.proj.weight": (width, 3, patch, patch),
         "cls_token": (1, 1, width),
+        "norm.weight": (width,),
         "blocks.0.mlp.fc2.weight": (width, hidden),
         f"blocks.0.mlp.fc1{'_g' if gated else ''}.weight": (hidden, width),
         **{f"blocks.{i}.attn.qkv.weight": (3 * width, width) for i in range(depth)},
     }
-    if not rotary:
-        shapes["pos_embed"] = (1, 197, width)
+    shapes |= {"reg_token": (1, 4, width)} if rotary else {"pos_embed": (1, 197, width)}
     configs = {"config.json": dict(config)}
     file = TensorFile(Path("model.safetensors"), shapes, 0, lambda name: np.zeros(0), configs)
     return timm.describe(file, given).options
@@ -262,10 +263,91 @@ def test_logits_equal_those_of_timm(tmp_path, name, size, heads, options):
     assert np.abs(logits(loaded.model, x) - want).max() <= 1e-4 * max(1, np.abs(want).max())
 
 
+def changed(folder, change=lambda tensors: tensors, **config):
+    """Writes a random model as timm's files, with other tensors and keys of config.json."""
+    save(random_loaded(), folder, "timm")
+    content = json.loads((folder / "config.json").read_text())
+    arguments = content["model_args"] | config.pop("model_args", {})
+    (folder / "config.json").write_text(json.dumps(content | config | {"model_args": arguments}))
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors")
+    return load(folder)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "backbone.", "visual.trunk.", "module._orig_mod."]
+)
+def test_a_prefix_of_all_tensors_is_left_out(tmp_path, prefix):
+    found = changed(tmp_path / "it", lambda tensors: {prefix + n: a for n, a in tensors.items()})
+    assert_same(found, random_loaded())
+
+
+def test_two_copies_of_the_tensors_are_refused(tmp_path):
+    with pytest.raises(WeightsError, match=r"with the prefix 'model\.' and others"):
+        changed(tmp_path / "it", lambda t: t | {f"model.{n}": a * 0.5 for n, a in t.items()})
+
+
+def test_the_norm_after_the_mean_is_read(tmp_path):
+    def renamed(tensors):
+        return {
+            n.replace("norm.", "fc_norm.") if n[:5] == "norm." else n: a for n, a in tensors.items()
+        }
+
+    found = changed(tmp_path / "it", renamed, global_pool="avg")
+    assert found.options.norm_after_pooling
+    plain = params(random_loaded().model)
+    np.testing.assert_array_equal(params(found.model)["norm/scale"], plain["norm/scale"])
+
+
+def test_the_image_tower_of_clip_is_read(tmp_path):
+    def as_clip(tensors):
+        width = tensors["norm.weight"].shape
+        del tensors["patch_embed.proj.bias"]
+        return tensors | {
+            "norm_pre.weight": np.full(width, 2.0, np.float32),
+            "norm_pre.bias": np.zeros(width, np.float32),
+        }
+
+    found = changed(tmp_path / "it", as_clip, model_args={"act_layer": "quick_gelu"})
+    assert (found.options.mlp, found.options.norm_epsilon) == ("quick_gelu", 1e-5)
+    loaded = params(found.model)
+    assert (loaded["embedding_norm/scale"] == 2).all()
+    assert not loaded["patch_embedding/bias"].any()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_args": {"act_layer": "relu"}}, "act_layer 'relu'; expected one of gelu"),
+        ({"model_args": {"pool_include_prefix": True}}, "model_args.pool_include_prefix = True"),
+        ({"model_args": {"new_key": 1}}, "model_args.new_key = 1"),
+        ({"new_key": 1}, "with new_key"),
+    ],
+)
+def test_a_key_that_may_change_the_model_is_refused_by_name(tmp_path, config, said):
+    with pytest.raises(WeightsError, match=said):
+        changed(tmp_path / "it", **config)
+
+
+def test_config_json_decides_between_a_square_and_another_grid(tmp_path):
+    wide = random_loaded(image_size=(8, 32))
+    save(wide, tmp_path / "wide", "timm")
+    assert load(tmp_path / "wide").image_size == (8, 32)
+    assert_same(load(tmp_path / "wide"), wide)
+
+
+def test_no_config_json_is_said(tmp_path):
+    save(random_loaded(), tmp_path / "it", "timm")
+    assert "assumed" not in load(tmp_path / "it").report.line()
+    (tmp_path / "it" / "config.json").unlink()
+    report = load(tmp_path / "it", num_heads=2).report
+    assert "so this is assumed: images in [-1, 1]" in report.line()
+
+
 def test_rotations_that_are_not_those_of_dinov3_are_refused(tmp_path):
     save(random_loaded(), tmp_path / "there", "timm")
     config = json.loads((tmp_path / "there" / "config.json").read_text())
     config["architecture"] = "vit_base_patch16_rope_224"
     (tmp_path / "there" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsError, match="this kind of rotary embedding is not supported"):
+    with pytest.raises(WeightsError, match="rope_224 has an unknown kind of position embedding"):
         load(tmp_path / "there")

@@ -10,7 +10,7 @@ from processes import UNMIXED
 from vit_jax.config.data import MemberConfig, SubsetConfig
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
-from vit_jax.data.sources import open_training_data
+from vit_jax.data.sources import open_source, open_training_data
 from vit_jax.errors import DataError, RunFolderError
 from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
@@ -93,11 +93,15 @@ def test_a_run_on_a_folder_of_images_resumes_after_the_folder_moved(photos, tmp_
 
 
 @pytest.mark.slow
-def test_skipped_examples_are_counted_in_the_metrics(photos, tmp_path):
+def test_skipped_examples_are_counted_in_the_metrics(photos, tmp_path, caplog):
     source = open_training_data(folder_config(photos).data).source
     (photos / source[3].id).write_bytes(b"no image")
     # 6 steps of 4 examples: the bad one of 10 comes in either of two epochs, and perhaps once more.
-    train(folder_config(photos, "data.on_bad_example=skip"), tmp_path / "run", StopSignals())
+    (photos / open_source(folder_config(photos).data, "train[50%:]")[0].id).write_bytes(b"no image")
+    config = folder_config(photos, "data.on_bad_example=skip")
+    result = train(config, tmp_path / "run", StopSignals())
+    assert (result["eval/test/examples"], result["eval/test/skipped_examples"]) == (9, 1)
+    assert "evaluation split 'test': 1 of 10 examples cannot be read and are skipped" in caplog.text
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     (counted,) = [
         row["train/skipped_examples"]

@@ -89,15 +89,22 @@ def build_config(
 def override_key(mapping: dict[str, Any], key: str, value: Any) -> None:
     """Sets a dotted key of a config file's content.
 
-    A new `model.name` removes the options of the file that the new model's family does not have, so
-    override it before other keys of the model.
+    A new `model.name` removes the sizes of the file, and the options that the new model's family
+    does not have, so override it before other keys of the model.
     """
     model = mapping.get("model")
-    if key == "model.name" and isinstance(model, dict):
+    if key == "model.name" and isinstance(model, dict) and value != model.get("name"):
+        from vit_jax.models.options import SIZES
         from vit_jax.models.registry import options_class  # Imports JAX.
 
         fields = options_class({"name": value}).model_fields
-        mapping["model"] = {name: old for name, old in model.items() if name in fields}
+        sizes = {name: model[name] for name in SIZES if model.get(name) is not None}
+        if sizes:
+            shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            log.info("model.name=%s has its own sizes, not the config file's %s", value, shown)
+        mapping["model"] = {
+            name: old for name, old in model.items() if name in fields and name not in sizes
+        }
     set_key(mapping, key, value)
 
 

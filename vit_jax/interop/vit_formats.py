@@ -21,9 +21,9 @@ from vit_jax.models.vit_options import VIT_SIZES, ViTConfig, ViTShape
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
-# Width -> number of heads of the published models of that width. Source: the papers' tables.
-_HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24,
-          1664: 16, 4096: 32}  # fmt: skip
+# Width -> number of heads of the published models of that width. Source: the papers' tables, timm.
+_HEADS = {192: 3, 256: 4, 320: 5, 384: 6, 512: 8, 640: 10, 768: 12, 832: 13, 896: 14, 1024: 16,
+          1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16, 4096: 32}  # fmt: skip
 
 # Option values that every format can represent. With other values the same weights would compute
 # another function. Options that add parameters are not listed: writing the name table detects them.
@@ -136,17 +136,17 @@ def grid_of(
     """
     sizes = (rows, rows - prefix_tokens)
 
-    def fits(grid: tuple[int, int] | None) -> bool:
-        return grid is not None and grid[0] * grid[1] in sizes
+    def fits(grid: tuple[int, int]) -> bool:
+        return grid[0] * grid[1] in sizes
 
     grid, stored, size = (given.get(key) for key in ("grid", "stored_grid", "image_size"))
-    if grid is None and fits(stored):
+    if grid is None and stored is not None and fits(stored):
         grid = stored
     if grid is None:
         squares = [math.isqrt(n) for n in sizes if math.isqrt(n) ** 2 == n]
         grid = (squares[0], squares[0]) if squares else None
         wanted = (size[0] // stride, size[1] // stride) if isinstance(size, Sequence) else None
-        if grid is not None and wanted != grid and fits(wanted):
+        if grid is not None and wanted not in (None, grid) and fits(wanted):
             raise WeightsError(
                 f"a position table of {rows} vectors, which has {grid[0]} x {grid[1]} patches or"
                 f" the {wanted[0]} x {wanted[1]} of the wanted image size",
@@ -154,7 +154,7 @@ def grid_of(
                 f"give rows and columns with {ARGUMENT}",
                 argument="grid",
             )
-    if not fits(grid):
+    if grid is None or not fits(grid):
         raise WeightsError(
             f"a position table of {rows} vectors and grid {grid}",
             "rows x columns of the patches of the pretraining images",

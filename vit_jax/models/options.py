@@ -11,6 +11,9 @@ AUTO = "auto"
 `model.remat`: choose for the device.
 """
 
+SIZES = ("width", "depth", "mlp_dim", "token_mlp_dim", "channel_mlp_dim", "num_heads")
+"""Options that override a size of the named model."""
+
 C = TypeVar("C", bound="ModelConfig")
 
 

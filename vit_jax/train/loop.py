@@ -96,9 +96,8 @@ def _warn_of_average(config: Config, total_steps: int) -> None:
     initial = config.ema_decay**total_steps
     if initial > _LARGEST_INITIAL_SHARE:
         log.warning(
-            "ema_decay %g averages over %s steps, and the run has %s: %.0f %% of the average that is"
-            " evaluated at the end are the initial parameters; use a smaller ema_decay or set"
-            " ema_warmup=true",
+            "ema_decay %g averages over %s steps, and the run has %s: the final average is %.0f %%"
+            " initial parameters; use a smaller ema_decay or set ema_warmup=true",
             config.ema_decay,
             f"{1 / (1 - config.ema_decay):,.0f}",
             f"{total_steps:,}",

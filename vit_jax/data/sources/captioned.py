@@ -18,6 +18,7 @@ random sample.
 import csv
 import dataclasses
 import hashlib
+import io
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -216,8 +217,10 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
     usual = "\t" if path.suffix == ".tsv" else ","
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            separator = separator_of(file, usual)
-            reader = csv.DictReader(file, delimiter=separator)
+            text = file.read()
+            reader = csv.DictReader(
+                io.StringIO(text, newline=""), delimiter=separator_of(text, usual)
+            )
             rows = [{k: v for k, v in row.items() if k is not None} for row in reader]
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "fix the file") from None

@@ -33,7 +33,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -403,7 +403,10 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     """Returns (path, label, split) of every line."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            reader = csv.DictReader(file, delimiter=separator_of(file, ","))
+            text = file.read()
+            reader = csv.DictReader(
+                io.StringIO(text, newline=""), delimiter=separator_of(text, ",")
+            )
             columns = [name.strip() for name in reader.fieldnames or []]
             reader.fieldnames = columns
             if not {"path", "label"} <= set(columns):
@@ -438,10 +441,9 @@ def _label_of(text: str) -> str:
     return unicodedata.normalize("NFC", text.strip())
 
 
-def separator_of(file: TextIO, usual: str) -> str:
+def separator_of(text: str, usual: str) -> str:
     """Returns the separator of a table: a tab if the first line has one and no comma."""
-    first = file.readline()
-    file.seek(0)
+    first = text.partition("\n")[0]
     return "\t" if "\t" in first and "," not in first else usual
 
 

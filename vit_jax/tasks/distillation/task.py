@@ -61,7 +61,8 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     def forward(params: Any, batch: Batch, **call_options: Any) -> Any:
         return nnx.merge(graphdef, params)(batch["image"], **call_options)
 
-    frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes, data.source)
+    classes = {} if data.source is None else {"source": data.source}
+    frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes, **classes)
     macs = forward_macs(options, num_classes=num_classes, image_size=(side, side))
     train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
     prepare = make_prepare(config, num_classes)
