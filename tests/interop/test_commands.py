@@ -34,7 +34,7 @@ def test_convert_reports_what_it_read_and_wrote(weights, tmp_path, capsys):
     assert main(["convert", str(weights), str(there), "--format=vision_transformer"]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"ViT-Ti/8 written to {there} as vision_transformer\n"
-    assert captured.err.startswith(f"ViT-Ti/8 from {weights}: 20 parameters, vit_jax, ")
+    assert captured.err.startswith(f"ViT-Ti/8 from {weights}: 20 tensors, vit_jax, ")
     assert "missing" not in captured.err
     assert load(there).options.width == TINY["width"]
 

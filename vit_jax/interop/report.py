@@ -165,7 +165,7 @@ class LoadReport:
         """Returns one line: what was loaded, and the number of names of each status."""
         counts = {status: len(self.names(status)) for status in Status}
         if self._is_plain:
-            found = f"{counts[Status.TAKEN]} parameters"
+            found = f"{counts[Status.TAKEN]} tensors"
         else:
             found = ", ".join(f"{n} {status.value}" for status, n in counts.items() if n)
         return f"{self.model} from {self.path}: {found}, {self._origin()}"

@@ -303,10 +303,12 @@ def check_images(images: jax.Array, image_size: tuple[int, int] | None) -> None:
     size = image_size or images.shape[1:3]
     if images.ndim != 4 or images.shape[1:] != (*size, 3):
         height, width = image_size or ("height", "width")
+        is_torch = images.ndim == 4 and images.shape[1] == 3
+        fix = "resize the images, or make the model with their image_size"
         raise ModelError(
             f"images of shape {tuple(images.shape)}",
             f"(batch, {height}, {width}, 3)",
-            "resize the images, or make the model with their image_size",
+            "put the channels last, as with images.transpose(0, 2, 3, 1)" if is_torch else fix,
         )
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise ModelError(

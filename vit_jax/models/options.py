@@ -49,6 +49,13 @@ class ModelConfig(Section):
     """
 
     @property
+    def label(self) -> str:
+        """The name, and the sizes that differ from it: "ViT-Ti/8 (width 128, depth 6)"."""
+        sizes = {name: getattr(self, name, None) for name in SIZES}
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
+        return f"{self.name} ({shown})" if shown else self.name
+
+    @property
     def draws_random_numbers(self) -> bool:
         """Whether a training step of the model draws random numbers for each example."""
         return any(getattr(self, name, 0.0) > 0 for name in ("dropout", "stochastic_depth"))

@@ -65,7 +65,7 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float, movers: int = 0)
 def _title(plan: Plan) -> str:
     config = plan.config
     return (
-        f"{config.model.name}, {config.data.image_size} px, {config.model.dtype}, remat"
+        f"{config.model.label}, {config.data.image_size} px, {config.model.dtype}, remat"
         f" {plan.choice.loop.remat}: {config.data.global_batch_size:,} images a step on"
         f" {plan.devices:,} x {plan.chip.name}"
     )

@@ -52,7 +52,7 @@ class LogHook:
             self._compile_time_s += seconds
             often = f", {share:.0%} of the steps ({name})" if name else ""
             self._context.progress.print_line(
-                f"{program.config.model.name}: {program.num_parameters():,} parameters, "
+                f"{program.config.model.label}: {program.num_parameters():,} parameters, "
                 f"{program.task.flops_per_image / 1e9:.2f} GFLOPs per training image{often}, "
                 f"{jax.device_count()} {jax.devices()[0].device_kind}, "
                 f"compiled in {seconds:.1f} s{cache}"
