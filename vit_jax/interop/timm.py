@@ -123,6 +123,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         "layer_scale": 1e-5 if scale else None,
         "mlp": mlp,
         "embedding_norm": is_clip,
+        "norm_placement": "res_post" if "_rpn_" in named else "pre",
         "norm_after_pooling": "fc_norm.weight" in shapes,
         "norm_epsilon": 1e-5 if rotary or is_clip else 1e-6,
         "qkv_bias": any(f"blocks.0.attn.{n}" in shapes for n in ("qkv.bias", "q_bias")),
@@ -223,6 +224,9 @@ def _read_position(file: TensorFile, named: str, argument: str | None) -> str:
     if argument == "none":
         return "none"
     has_rotations = "_rope_" in named or any(name.startswith("rope.") for name in file.shapes)
+    # EVA-02 has a table and rotations, which leave no tensor.
+    gated = _read_mlp(file)[0] == "swiglu"
+    has_rotations |= "eva02" in named or (gated and "blocks.0.attn.q_bias" in file.shapes)
     if "pos_embed" in file.shapes and not has_rotations:
         return "learned_1d"
     # DINOv3 has registers, and the periods of its rotations in a buffer.
