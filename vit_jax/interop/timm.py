@@ -224,9 +224,10 @@ def _read_position(file: TensorFile, named: str, argument: str | None) -> str:
     if argument == "none":
         return "none"
     has_rotations = "_rope_" in named or any(name.startswith("rope.") for name in file.shapes)
-    # EVA-02 has a table and rotations, which leave no tensor.
-    gated = _read_mlp(file)[0] == "swiglu"
-    has_rotations |= "eva02" in named or (gated and "blocks.0.attn.q_bias" in file.shapes)
+    # EVA-02 and PE have a table and rotations, which leave no tensor.
+    is_eva = _read_mlp(file)[0] == "swiglu" and "blocks.0.attn.q_bias" in file.shapes
+    is_pe = {"norm_pre.weight", "attn_pool.latent"} <= file.shapes.keys()
+    has_rotations |= is_eva or is_pe or re.match("eva02_|vit_pe_", named) is not None
     if "pos_embed" in file.shapes and not has_rotations:
         return "learned_1d"
     # DINOv3 has registers, and the periods of its rotations in a buffer.
