@@ -134,7 +134,8 @@ def grid_of(
         WeightsError: no grid is known and the number of patches is not a square, the given grid has
             another number of patches, or the table is also one of the caller's rectangular images.
     """
-    sizes = (rows, rows - prefix_tokens)
+    # Of several prefix tokens, often only the class token has a vector.
+    sizes = (rows, rows - min(prefix_tokens, 1), rows - prefix_tokens)
 
     def fits(grid: tuple[int, int]) -> bool:
         return grid[0] * grid[1] in sizes
