@@ -66,7 +66,7 @@ def test_the_report_before_the_answer_is_one_line(ours_path, photos, capsys):
     log_choice.cache_clear()  # It logs each choice once per process.
     captured = predict(capsys, photos / "a" / "1.png", f"--model={ours_path}")
     (line,) = captured.err.splitlines()
-    assert "parameters, vit_jax, " in line
+    assert "tensors, vit_jax, " in line
     assert captured.out.splitlines()[0] == str(photos / "a" / "1.png")
 
 
