@@ -5,8 +5,9 @@ import unicodedata
 import numpy as np
 import pytest
 
+from vit_jax.data.benchmarks import imagenet_classes
 from vit_jax.data.class_names import head_columns, match_classes
-from vit_jax.data.sources.base import Example
+from vit_jax.data.sources.base import Example, is_remote
 from vit_jax.errors import DataError
 
 HEAD = ("cat", "dog", "owl")
@@ -48,13 +49,31 @@ def test_the_same_set_in_another_order_is_matched():
 
 def test_a_subset_is_matched_only_where_it_may_be():
     np.testing.assert_array_equal(columns(("dog", "owl"), subset=True), [1, 2])
-    with pytest.raises(DataError, match="photos lacks cat, compared with the classes of RUN"):
+    with pytest.raises(DataError, match="photos lacks the class 'cat' of RUN"):
         columns(("dog", "owl"))
 
 
 def test_another_class_is_named():
-    with pytest.raises(DataError, match="photos has zebra and lacks cat, compared"):
+    with pytest.raises(
+        DataError, match="photos has the class 'zebra', which RUN was not trained on"
+    ):
         columns(("dog", "owl", "zebra"))
+
+
+def test_repeated_names_are_an_error_unless_the_order_is_the_same():
+    twice = ("crane", "owl", "crane")
+    assert head_columns(twice, twice, data="photos", model="RUN") is None
+    for classes, head in ((twice, HEAD), (HEAD, twice)):
+        with pytest.raises(DataError, match="has several classes named crane"):
+            head_columns(classes, head, data="photos", model="RUN")
+
+
+def test_the_numbers_of_imagenet_stand_for_names_in_the_same_order():
+    numbers = [str(number) for number in imagenet_classes()["wnid"]]
+    words = [f"word {k // 2}" for k in range(1000)]  # Some names are repeated.
+    assert head_columns(numbers, words, data="imagenet2012", model="FILE") is None
+    with pytest.raises(DataError, match="which FILE was not trained on"):
+        head_columns(numbers[::-1], HEAD, data="imagenet2012", model="FILE")
 
 
 def test_labels_become_columns():
@@ -65,3 +84,6 @@ def test_labels_become_columns():
     assert len(source) == 3
     plain = Listed(HEAD, [0])
     assert match_classes(plain, HEAD, "RUN") is plain
+    assert not is_remote(source)
+    with pytest.raises(DataError, match=r"example 0 of photos has label 7; expected 0 to 1"):
+        match_classes(Listed(("owl", "dog"), [7]), HEAD, "RUN")[0]

@@ -56,13 +56,22 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
     assert sizes(listing) == splits
 
 
-def test_a_folder_of_unlabelled_images_is_left_out_and_said(tmp_path, caplog):
-    tree(tmp_path, "train/a", "train/b", "val/a", "val/b", "unlabeled")
+def test_other_folders_beside_splits_are_left_out_and_said(tmp_path, caplog):
+    tree(tmp_path, "train/a", "train/b", "val/a", "val/b", "masks/x", "unlabeled")
+    (tmp_path / "annotations/train").mkdir(parents=True)
+    (tmp_path / "val/empty").mkdir()
     with caplog.at_level(logging.INFO):
         listing = list_images(tmp_path)
+    assert listing.class_names == ("a", "b")
     assert sizes(listing) == {"train": 6, "val": 6}
-    assert f"{tmp_path}/unlabeled is left out" in caplog.text
-    assert "these folders are read as splits: train (train), val (val)" in caplog.text
+    assert "folders that are left out: annotations, masks, unlabeled" in caplog.text
+    assert "folders that are read as splits: train (train), val (val)" in caplog.text
+
+
+def test_a_class_may_have_the_name_of_its_split(tmp_path):
+    listing = list_images(tree(tmp_path, "train/train", "val/car", "val/train"))
+    assert listing.class_names == ("car", "train")
+    assert sizes(listing) == {"train": 3, "val": 6}
 
 
 def test_train_beside_other_names_is_a_class(tmp_path):
@@ -76,25 +85,62 @@ def test_two_folders_of_one_split_are_an_error(tmp_path):
         list_images(tree(tmp_path, "Train/a", "training/a", "val/a"))
 
 
-def test_shards_with_labels(tmp_path):
-    for n in range(2):
-        folder = shard(
-            tmp_path / "cls" / f"{n}.tar",
-            **{
-                f"{n}{i}{s}": c
-                for i in range(4)
-                for s, c in ((".png", IMAGE), (".cls", b"%d" % (i % 2)))
-            },
-        )
+def classes_of(folder, **shards):
+    for name, members in shards.items():
+        shard(folder / f"{name}.tar", **members)
     listing = list_images(folder)
-    assert listing.class_names == ("0", "1")
-    assert sizes(listing) == {"train": 8}
-    assert listing.num_skipped == 0
-    folder = shard(tmp_path / "json" / "0.tar", **{"a.png": IMAGE, "a.json": b'{"label": "cat"}'})
-    assert list_images(folder).class_names == ("cat",)
-    folder = shard(tmp_path / "half" / "0.tar", **{"a.png": IMAGE, "a.cls": b"0", "b.png": IMAGE})
-    with pytest.raises(DataError, match=r"has b.png without a label; expected b.cls or .json"):
-        list_images(folder)
+    return listing.class_names, len(listing.names), listing.num_skipped
+
+
+def labelled(suffix=".cls", **labels):
+    """Returns the members of a tar file: images of these keys, and their labels."""
+    found = {f"{key}.png": IMAGE for key in labels}
+    return found | {f"{key}{suffix}": label for key, label in labels.items()}
+
+
+def test_shards_with_labels(tmp_path):
+    one, two = (labelled(**{f"k2_{n}": b"10", f"k10_{n}": b"2 ", f"a_{n}": b"1"}) for n in range(2))
+    assert classes_of(tmp_path / "cls", s0=one, s1=two) == (("1", "2", "10"), 6, 0)
+    one = labelled(".json", a=b'{"label": "cat"}', b=b'{"label": "dog"}')
+    two = labelled(".json", c=b'{"cls": "cat"}', d=b'{"cls": "cat"}')
+    assert classes_of(tmp_path / "json", s0=one, s1=two) == (("cat", "dog"), 4, 0)
+
+
+def test_one_image_of_a_key_counts(tmp_path):
+    members = labelled(a=b"0", b=b"1") | {"a.mask.png": IMAGE, "a.left.png": IMAGE}
+    assert classes_of(tmp_path / "masks", s=members) == (("0", "1"), 2, 2)
+    members = {"img.05.png": IMAGE, "img.05.cls": b"0", "img.06.png": IMAGE, "img.06.cls": b"1"}
+    assert classes_of(tmp_path / "dots", s=members) == (("0", "1"), 2, 0)
+    members = {"k.input.jpg": IMAGE, "k.cls": b"0", "m.input.jpg": IMAGE, "m.cls": b"1"}
+    assert classes_of(tmp_path / "input", s=members) == (("0", "1"), 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("cat", "dog"),
+    [
+        ({"a": b'{"label": 7}', "b": b'{"label": 7}'}, {"c": b'{"label": 3}'}),
+        ({"a": b'{"label": "tabby"}'}, {"c": b'{"id": 1}'}),
+        ({"a": b"no JSON"}, {"c": b"[1, 2]"}),
+    ],
+)
+def test_a_tar_file_for_each_class_may_have_json_files(tmp_path, cat, dog):
+    found = classes_of(tmp_path, cat=labelled(".json", **cat), dog=labelled(".json", **dog))
+    assert found[0] == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (labelled(a=b"0"), {"b.png": IMAGE}),
+        (labelled(".json", a=b'{"label": 1}', c=b'{"label": 2}'), {"b.png": IMAGE}),
+        ({**labelled(**{"img.05": b"0"}), "img.06.png": IMAGE}, labelled(a=b"0")),
+    ],
+)
+def test_an_image_without_the_label_that_others_have_is_an_error(tmp_path, one, two):
+    with pytest.raises(
+        DataError, match=r"(b|img.06).png has no label; expected a \.(cls|json) file"
+    ):
+        classes_of(tmp_path, s0=one, s1=two)
 
 
 def test_keys_with_dots_have_captions(tmp_path):
@@ -114,7 +160,7 @@ def test_other_suffixes_are_read_or_counted(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         listing = list_images(tmp_path)
     assert (len(listing.names), listing.num_skipped) == (7, 1)
-    assert "1 files that are not images are left out" in caplog.text
+    assert "other files that are left out: 1" in caplog.text
 
 
 def test_two_forms_of_a_name_are_one_class(tmp_path):

@@ -163,7 +163,9 @@ def test_the_grid_must_be_given_for_a_file_whose_table_is_not_square(tmp_path):
 
 
 def test_a_grid_of_another_shape_but_equal_size_is_resampled(tiny_path, tiny_loaded):
-    with pytest.raises(WeightsError, match=r"4 x 4 patches or the 2 x 8 of .*; give .* with grid"):
+    with pytest.raises(
+        WeightsError, match=r"4 x 4 patches and the 2 x 8 patches of .*; give .* with grid"
+    ):
         load(tiny_path, image_size=(8, 32))
     loaded = load(tiny_path, image_size=(8, 32), grid=(4, 4))
     assert loaded.report.names(Status.RESIZED) == [TABLE]

@@ -308,7 +308,12 @@ def test_the_image_tower_of_clip_is_read(tmp_path):
             "norm_pre.bias": np.zeros(width, np.float32),
         }
 
-    found = changed(tmp_path / "it", as_clip, model_args={"act_layer": "quick_gelu"})
+    found = changed(
+        tmp_path / "it",
+        as_clip,
+        architecture="vit_tiny_patch16_clip_224",
+        model_args={"act_layer": "quick_gelu"},
+    )
     assert (found.options.mlp, found.options.norm_epsilon) == ("quick_gelu", 1e-5)
     loaded = params(found.model)
     assert (loaded["embedding_norm/scale"] == 2).all()
@@ -329,6 +334,21 @@ def test_a_key_that_may_change_the_model_is_refused_by_name(tmp_path, config, sa
         changed(tmp_path / "it", **config)
 
 
+def test_keys_that_change_nothing_are_allowed(tmp_path):
+    arguments = {"qk_norm": False, "proj_bias": True, "dynamic_img_size": True}
+    assert_same(changed(tmp_path / "it", model_args=arguments), random_loaded())
+
+
+def test_a_config_of_an_old_timm_says_what_to_move(tmp_path):
+    with pytest.raises(WeightsError, match=r"mean at the top, as in an old timm; .*; move them"):
+        changed(tmp_path / "it", mean=[0.5, 0.5, 0.5])
+
+
+def test_a_model_with_an_embedding_norm_is_not_written(tmp_path):
+    with pytest.raises(WeightsError, match="embedding_norm = True in format timm"):
+        save(random_loaded(embedding_norm=True), tmp_path / "it", "timm")
+
+
 def test_config_json_decides_between_a_square_and_another_grid(tmp_path):
     wide = random_loaded(image_size=(8, 32))
     save(wide, tmp_path / "wide", "timm")
@@ -341,7 +361,12 @@ def test_no_config_json_is_said(tmp_path):
     assert "assumed" not in load(tmp_path / "it").report.line()
     (tmp_path / "it" / "config.json").unlink()
     report = load(tmp_path / "it", num_heads=2).report
-    assert "so this is assumed: images in [-1, 1]" in report.line()
+    assert report.line().endswith(
+        "There is no config.json, so this is assumed: images in [-1, 1], a central crop of 0.875,"
+        " pooling 'token', the exact GELU"
+    )
+    plain = ((0.5,) * 3,) * 2
+    assert "[-1, 1]" not in load(tmp_path / "it", num_heads=2, normalization=plain).report.line()
 
 
 def test_rotations_that_are_not_those_of_dinov3_are_refused(tmp_path):

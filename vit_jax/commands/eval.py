@@ -26,6 +26,7 @@ from vit_jax.config.evaluation import PresetsConfig
 from vit_jax.config.file import load_config
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
+from vit_jax.config.task import task_config
 from vit_jax.errors import ConfigError, NonFiniteError, first_few
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import check_output_folder, user_path
@@ -168,7 +169,8 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.train.progress import print_summary
 
     mesh = make_mesh(config.mesh)
-    head = read_class_names(args.workdir), f"run {args.workdir}"
+    has_classes = task_config(config.task).uses_labels
+    head = read_class_names(args.workdir) if has_classes else (), f"run {args.workdir}"
     split = next(iter(config.evaluation.all_splits.values()), config.data.train_split)
     preset = find_benchmark(split)
     if preset is None:

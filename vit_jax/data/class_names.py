@@ -1,17 +1,16 @@
 """Matches the classes of a dataset to those of a trained head, by their names."""
 
+import collections
 import dataclasses
-import logging
 import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.benchmarks import imagenet_classes
+from vit_jax.data.sources.base import Example, Source, is_remote, read_ahead
 from vit_jax.errors import DataError, first_few
-
-log = logging.getLogger(__name__)
 
 
 def head_columns(
@@ -29,27 +28,42 @@ def head_columns(
         subset: whether the head may have more classes than the dataset.
 
     Raises:
-        DataError: the dataset has a class that the head does not have, or lacks one.
+        DataError: the dataset has a class that the head does not have, or lacks one, or names are
+            repeated.
     """
     ours, theirs = (
         [unicodedata.normalize("NFC", str(n)) for n in names] for names in (classes, head)
     )
-    if not ours or not theirs or ours == theirs:
+    if not ours or not theirs or ours == theirs or _both_of_imagenet(ours, theirs):
         return None
-    column = {name: k for k, name in enumerate(theirs)}
+    for names, owner in ((ours, data), (theirs, model)):
+        if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
+            raise DataError(
+                f"{owner} has several classes named {first_few(repeated, 3)}",
+                f"other names, or the classes of {model if owner == data else data} in their order",
+                "rename them",
+            )
+    column, present = {name: k for k, name in enumerate(theirs)}, set(ours)
     unknown = [name for name in ours if name not in column]
-    absent = [name for name in theirs if name not in ours]
+    absent = [name for name in theirs if name not in present]
     if unknown or (absent and not subset):
-        sides = [f"has {first_few(unknown, 3)}" if unknown else ""]
-        sides += [f"lacks {first_few(absent, 3)}" if absent else ""]
         raise DataError(
-            f"{data} {' and '.join(filter(None, sides))}, compared with the classes of {model}",
-            f"the {len(theirs)} classes that it was trained on ({first_few(theirs, 3)})",
+            f"{data} has the class {unknown[0]!r}, which {model} was not trained on"
+            if unknown
+            else f"{data} lacks the class {absent[0]!r} of {model}",
+            f"the {len(theirs)} classes {first_few(theirs, 3)}",
             "rename the classes, or train a new head on this dataset",
         )
-    what = f"{len(ours)} of the {len(theirs)} classes" if absent else "the classes"
-    log.info("%s has %s of %s; labels are matched by name", data, what, model)
     return np.array([column[name] for name in ours])
+
+
+def _both_of_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Whether one side has ImageNet's numbers and the other names in words, in the same order."""
+    numbers = list(imagenet_classes()["wnid"])
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if one == numbers and len(other) == len(numbers) and not set(other) & set(numbers):
+            return True
+    return False
 
 
 class MatchedSource:
@@ -65,6 +79,7 @@ class MatchedSource:
         self._source, self._columns = source, columns
         self.class_names, self.name = tuple(head), source.name
         self.fingerprint = source.fingerprint
+        self.remote = is_remote(source)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -76,9 +91,19 @@ class MatchedSource:
         """Returns several examples."""
         return [self._matched(example) for example in self._source.read(indices)]
 
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Starts to read examples in the background if the dataset is in a bucket."""
+        read_ahead(self._source, indices)
+
     def _matched(self, example: Example) -> Example:
         if example.label < 0:
             return example
+        if example.label >= len(self._columns):
+            raise DataError(
+                f"example {example.id} of {self.name} has label {example.label}",
+                f"0 to {len(self._columns) - 1}",
+                "repair the dataset",
+            )
         return dataclasses.replace(example, label=int(self._columns[example.label]))
 
 

@@ -105,7 +105,11 @@ class SplitEvaluator:
         for name, split in splits.items():
             preset = find_benchmark(split)
             if preset is None:
-                self.sources[name] = match_classes(open_source(data, split), *head)
+                source = open_source(data, split)
+                self.sources[name] = match_classes(source, *head)
+                if 0 < len(source.class_names) < len(head[0]):
+                    classes = f"{len(source.class_names)} of the {len(head[0])} classes"
+                    log.info("evaluation split %r has %s of %s", name, classes, head[1])
                 continue
             if "label" not in preprocessing.arrays:
                 raise ConfigError(

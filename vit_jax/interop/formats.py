@@ -37,8 +37,9 @@ class WeightsInfo:
         rows: name table, see `name_table`.
         class_names: names of the classes, if the file has them.
         view: how images were cropped and resized when the weights were evaluated.
-        normalization: image normalisation that the file says; None: it does not say one.
-        assumed: what is assumed because the file has no config.json; "": nothing.
+        normalization: image normalisation stored in the file; None: not stored.
+        assumed: what is assumed because the file has no config.json, by the caller's argument that
+            would say it.
         unused: patterns of names of tensors that such files contain but no model needs.
         task_only: patterns of names of parameters that only the training task used, e.g. mask
             tokens.
@@ -52,7 +53,7 @@ class WeightsInfo:
     class_names: tuple[str, ...] | None = None
     view: EvalView = EvalView()
     normalization: Normalization | None = None
-    assumed: str = ""
+    assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unused: tuple[str, ...] = ()
     task_only: tuple[str, ...] = ()
 

@@ -59,7 +59,7 @@ class ModelInfo:
         view: how images were cropped and resized when the weights were evaluated.
         report: the status of every tensor.
         original: the file's model before the caller's changes; None: a new model.
-        stored_normalization: normalisation that the file says; None: it does not say one.
+        stored_normalization: image normalisation stored in the file; None: not stored.
     """
 
     options: ModelConfig
@@ -285,7 +285,8 @@ def read_weights(
     report = LoadReport(
         str(path), published.format, chosen.options.name, file.size_bytes, file_names
     )
-    report.assumed = published.assumed
+    said = {"normalization": normalization, **given}
+    report.assumed = tuple(text for key, text in published.assumed.items() if not said.get(key))
     original = original_model(published)
     arrays = _read_parameters(file, published, original, chosen, has_head, position_resize, report)
     _report_missing(report, original, chosen, arrays, allow_missing, has_head)

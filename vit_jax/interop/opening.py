@@ -94,7 +94,7 @@ def _without_prefixes(file: TensorFile) -> TensorFile:
                 "one model in a file",
                 "save the tensors of the image model alone",
             )
-        log.info("%s: the prefix %r of all tensors is left out", file.path, prefix)
+        log.info("%s: removed the prefix %r from all tensor names", file.path, prefix)
         return _without_prefixes(file.renamed({n.removeprefix(prefix): n for n in named}))
     return file
 

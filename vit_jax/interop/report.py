@@ -38,7 +38,7 @@ class LoadReport:
         entries: (status, name, detail) in the order found.
         seconds: time that loading took.
         normalization: normalisation that was folded into the patch embedding; None: none.
-        assumed: see `WeightsInfo`.
+        assumed: what is assumed, because neither the file nor the caller says it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LoadReport:
         self.entries: list[tuple[Status, str, str]] = []
         self.seconds = 0.0
         self.normalization: Normalization | None = None
-        self.assumed = ""
+        self.assumed: tuple[str, ...] = ()
 
     def add(self, status: Status, *names: str, detail: str = "") -> None:
         """Records the status of some names; only RESIZED keeps the detail."""
@@ -177,5 +177,7 @@ class LoadReport:
 
     def _origin(self) -> str:
         size = f"{self.size_bytes / 1e6:,.1f} MB"
-        assumed = self.assumed and f". {self.assumed}"
+        assumed = ""
+        if self.assumed:
+            assumed = f". There is no config.json, so this is assumed: {', '.join(self.assumed)}"
         return f"{self.format}, {size}, loaded in {self.seconds:.1f} s{assumed}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vit_jax.errors import WeightsError, first_few
+from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import (
     Flat,
@@ -27,6 +27,7 @@ from vit_jax.interop.normalization import normalization_of
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import (
     TABLE,
+    check_keys,
     checked_options,
     grid_of,
     heads_of,
@@ -62,19 +63,22 @@ _ACTIVATIONS = {
     "quick_gelu": {"mlp": "quick_gelu"},
 }
 # Keys of config.json that are read, show in the shapes, or change nothing in evaluation.
-_KEYS = {
+_KEYS = (
     "architecture", "num_classes", "num_features", "global_pool", "model_args", "pretrained_cfg",
     "label_names", "label_descriptions",
-}  # fmt: skip
-_ARGUMENTS = {
+)  # fmt: skip
+_ARGUMENTS = (
     "img_size", "patch_size", "num_heads", "act_layer", "global_pool", "pos_embed",
     "embed_dim", "depth", "mlp_ratio", "qkv_bias", "init_values", "class_token", "reg_tokens",
     "no_embed_class", "pre_norm", "fc_norm", "num_classes", "in_chans", "drop_rate",
     "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
     "weight_init", "fix_init", "dynamic_img_size", "dynamic_img_pad", "strict_img_size",
+)  # fmt: skip
+# Arguments that are not read, with the value that changes nothing.
+_NEUTRAL = {
+    "pool_include_prefix": False, "final_norm": True, "qk_norm": False, "proj_bias": True,
+    "scale_attn_norm": False, "scale_mlp_norm": False,
 }  # fmt: skip
-# Arguments with the value that means nothing.
-_NEUTRAL = {"pool_include_prefix": False, "final_norm": True}
 
 
 def recognise(file: TensorFile) -> TensorFile | None:
@@ -90,28 +94,28 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         WeightsError: neither the file nor the caller's options contain a size, or the model has
             something that ours does not have.
     """
-    config, shapes = file.config(), file.shapes
+    config, shapes = _read_config(file), file.shapes
     named, arguments = config.get("architecture", ""), config.get("model_args", {})
-    _check_keys(file, config, arguments)
     _check_parts(file, named)
     width, _, patch, _ = shapes["patch_embed.proj.weight"]
-    sizes = _read_sizes(config, patch)
-    given = sizes | {key: value for key, value in given.items() if value is not None}
+    given = _read_sizes(config, patch) | dict(given)
     position = _read_position(file, named, arguments.get("pos_embed"))
     rotary = position == "rope_2d"
     mlp, hidden = _read_mlp(file)
     heads = given.get("num_heads") or _HEADS_OF_NAME.get(named)
     heads = heads or _OTHER_HEADS.get((width, rotary, mlp))
+    num_heads = heads or heads_of(width, given)
     options = vit_options(
         width=width,
         depth=depth_of(shapes, "blocks.{layer}.attn.qkv.weight"),
         mlp_dim=hidden,
-        num_heads=heads or heads_of(width, given),
+        num_heads=num_heads,
         patch_size=patch,
     )
     if mlp == "swiglu":
         options["mlp_dim"] = hidden
-    has_class_token, is_clip = "cls_token" in shapes, "norm_pre.weight" in shapes
+    has_class_token, has_norm = "cls_token" in shapes, "norm_pre.weight" in shapes
+    is_clip = has_norm and ("_clip_" in named or not config)
     registers = next((shapes[name][1] for name in _REGISTERS if name in shapes), 0)
     pooling = _read_pooling(file, rotary, config.get("global_pool", arguments.get("global_pool")))
     scale = next((n for n in ("blocks.0.ls1.gamma", "blocks.0.gamma_1") if n in shapes), None)
@@ -122,7 +126,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         "register_head": "head_dist.weight" in shapes,
         "layer_scale": 1e-5 if scale else None,
         "mlp": mlp,
-        "embedding_norm": is_clip,
+        "embedding_norm": has_norm,
         "norm_placement": "res_post" if "_rpn_" in named else "pre",
         "norm_after_pooling": "fc_norm.weight" in shapes,
         "norm_epsilon": 1e-5 if rotary or is_clip else 1e-6,
@@ -138,7 +142,8 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         image_size = (grid[0] * patch, grid[1] * patch)
         if registers and rows == prefix + grid[0] * grid[1]:
             place = int(has_class_token)
-    labels = config.get("label_names") or ()
+    labels = config.get("label_names", ())
+    labels = labels if isinstance(labels, list) else ()
     head, pretrained = shapes.get("head.weight"), config.get("pretrained_cfg", {})
     return WeightsInfo(
         "timm safetensors",
@@ -157,17 +162,20 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         class_names=tuple(labels) if head and len(labels) == head[0] else None,
         view=_eval_view(pretrained),
         normalization=normalization_of(pretrained.get("mean"), pretrained.get("std")),
-        assumed="" if config else _assumed(options),
+        assumed={} if config else _assumed(options, num_heads),
         unused=(r"rope\..*", "mask_token"),
     )
 
 
-def _assumed(options: Mapping[str, Any]) -> str:
-    gelu = "" if options["mlp"] != "gelu" else ", the exact GELU"
-    return (
-        "There is no config.json, so this is assumed: images in [-1, 1], a central crop of 0.875,"
-        f" pooling {options['pooling']!r}{gelu}"
-    )
+def _assumed(options: Mapping[str, Any], num_heads: int) -> dict[str, str]:
+    """Returns argument of `load_pretrained` -> its value in a file without config.json."""
+    found = {
+        "normalization": "images in [-1, 1]",
+        "crop": "a central crop of 0.875",
+        "pooling": f"pooling {options['pooling']!r}",
+        "num_heads": f"{num_heads} attention heads",
+    }
+    return found | ({"mlp": "the exact GELU"} if options["mlp"] == "gelu" else {})
 
 
 def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
@@ -184,20 +192,28 @@ def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
     return dataclasses.replace(view, crop="squash_central")
 
 
-def _check_keys(file: TensorFile, config: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises WeightsError for a key of config.json that could change what the model computes."""
-    unknown = [key for key in config if key not in _KEYS]
-    unknown += [
-        f"model_args.{key} = {value!r}"
-        for key, value in arguments.items()
-        if key not in _ARGUMENTS and value != _NEUTRAL.get(key)
-    ]
-    if unknown:
+def _read_config(file: TensorFile) -> Mapping[str, Any]:
+    """Returns config.json without empty values.
+
+    Raises:
+        WeightsError: it has a key that may change what the model computes.
+    """
+    config = {key: value for key, value in file.config().items() if value is not None}
+    if flat := [key for key in ("mean", "input_size", "crop_pct") if key in config]:
         raise WeightsError(
-            f"config.json of {file.path.parent} with {first_few(unknown, 3)}",
-            "arguments of timm's ViT that are known here",
-            "this kind of model is not supported; if the key changes nothing, delete it",
+            f"config.json of {file.path.parent} with {flat[0]} at the top, as in an old timm",
+            "the keys of the preprocessing in pretrained_cfg",
+            "move them there",
         )
+    arguments = config.get("model_args", {})
+    check_keys(file, config, _KEYS)
+    check_keys(
+        file,
+        {key: value for key, value in arguments.items() if value != _NEUTRAL.get(key)},
+        _ARGUMENTS,
+        of="model_args.",
+    )
+    return config
 
 
 def _check_parts(file: TensorFile, named: str) -> None:
@@ -416,7 +432,12 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         WeightsError: a model that timm's ViT cannot represent.
     """
     options, shape = checked_options(
-        loaded, "timm", norm_epsilon=(1e-6,), mlp=("gelu",), pooling=tuple(_POOLINGS.values())
+        loaded,
+        "timm",
+        norm_epsilon=(1e-6,),
+        mlp=("gelu",),
+        embedding_norm=(False,),
+        pooling=tuple(_POOLINGS.values()),
     )
     params, model = with_learned_table(loaded), loaded.model
     assert model.tokens is not None

@@ -86,7 +86,8 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     del given
     config, preprocessor = file.config(), file.config("preprocessor_config.json")
     check_keys(file, config, _KEYS)
-    if config.get("num_channels", 3) != 3 or config.get("pooler_act", "tanh") != "tanh":
+    pools = "pooler.dense.weight" in file.shapes and config.get("pooler_act", "tanh") != "tanh"
+    if config.get("num_channels", 3) != 3 or pools:
         raise WeightsError(
             f"config.json of {file.path.parent} with num_channels {config.get('num_channels')}"
             f" and pooler_act {config.get('pooler_act')!r}",
@@ -119,7 +120,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     if "pooler.dense.weight" in file.shapes:
         options["representation_size"] = file.shapes["pooler.dense.weight"][0]
     head = file.shapes.get("classifier.weight")
-    labels = config.get("id2label", {})
+    labels = config.get("id2label") or {}
     names = tuple(labels[key] for key in sorted(labels, key=int))
     if all(str(name).startswith(_NO_NAME) for name in names):
         names = ()

@@ -47,20 +47,24 @@ _OF_ANY_MODEL = (
     r"|min_length|do_sample|early_stopping|num_beams|num_beam_groups|num_return_sequences"
     r"|temperature|top_[kp]|typical_p|.*_penalty|.*no_repeat_ngram_size|remove_invalid_values"
     r"|is_(encoder_)?decoder|add_cross_attention|cross_attention_hidden_size|pruned_heads"
-    r"|chunk_size_feed_forward|attn_implementation"
+    r"|chunk_size_feed_forward|attn_implementation|use_cache|gradient_checkpointing|layerdrop"
+    r"|is_composition|use_mask_token|out_features|out_indices|stage_names|padding"
 )
 
 
-def check_keys(file: TensorFile, config: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raises WeightsError for a key of a config of transformers that may change the model.
+def check_keys(
+    file: TensorFile, config: Mapping[str, Any], known: Sequence[str], of: str = ""
+) -> None:
+    """Raises WeightsError for a key of config.json that may change what the model computes.
 
     Args:
         file: the weights, for the message.
         config: the config, or a section of it.
         known: keys that are read, and those that change nothing here.
+        of: prefix for messages.
     """
     unknown = [
-        f"{key} = {value!r}"
+        f"{of}{key} = {value!r}"
         for key, value in config.items()
         if key not in known and value is not None and not re.fullmatch(_OF_ANY_MODEL, key)
     ]
@@ -149,8 +153,8 @@ def grid_of(
         wanted = (size[0] // stride, size[1] // stride) if isinstance(size, Sequence) else None
         if grid is not None and wanted not in (None, grid) and fits(wanted):
             raise WeightsError(
-                f"a position table of {rows} vectors, which has {grid[0]} x {grid[1]} patches or"
-                f" the {wanted[0]} x {wanted[1]} of the wanted image size",
+                f"a position table of {rows} vectors, which fits {grid[0]} x {grid[1]} patches and"
+                f" the {wanted[0]} x {wanted[1]} patches of the requested image size",
                 "rows x columns of the patches of the pretraining images",
                 f"give rows and columns with {ARGUMENT}",
                 argument="grid",

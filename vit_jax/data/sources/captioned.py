@@ -32,6 +32,7 @@ from vit_jax.data.sources.listing import (
     IMAGE_SUFFIXES,
     ImageEntry,
     Listing,
+    key_of,
     list_children,
     make_listing,
     separator_of,
@@ -329,7 +330,9 @@ def _pairs(
         else:
             others += 1
     captions = objects | texts
-    other_files = [key for key in images if "." in key.rpartition("/")[2] and key not in captions]
+    other_files = [
+        k for k in images if k not in captions and key_of(k) != k and key_of(k) in images
+    ]
     for key in other_files:  # Such as KEY.mask.png beside KEY.jpg.
         del images[key]
     return images, captions, others + len(other_files)

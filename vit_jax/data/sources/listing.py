@@ -6,11 +6,11 @@ Layouts:
   "train".
 - FOLDER/SPLIT/CLASS/**/IMAGE: the subfolders are splits if one is named train and another val,
   valid, validation, dev, eval or test, or if there is train alone. Capitals, Training and Testing,
-  and seg_train/seg_train are understood too. A folder of unlabelled images is left out. The
-  classes are the union over all splits.
+  and seg_train/seg_train are understood too. Other folders beside them are left out. The classes
+  are the union over all splits.
 - FOLDER/CLASS.tar, or FOLDER/SPLIT/CLASS.tar: one plain tar file per class. It is read in place.
 - FOLDER/*.tar or FOLDER/SPLIT/*.tar in WebDataset's layout: KEY.jpg and KEY.cls with the class, a
-  name or a number.
+  name or a number, or KEY.json with the class as "cls" or "label". There is one image for a KEY.
 - A CSV file with the columns path, label and optionally split. Paths are relative to the CSV file.
   Labels are class names: integers are sorted as numbers, others as text.
 
@@ -30,10 +30,9 @@ import io
 import logging
 import tarfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,6 @@ IMAGE_SUFFIXES = (
 _SPLITS = {name: name for name in ("train", "val", "valid", "validation", "dev", "eval", "test")}
 _SPLITS |= {"training": "train", "testing": "test"}
 _SPLITS |= {f"seg_{name}": name for name in ("train", "val", "test")}
-_UNLABELLED = ("unlabeled", "unlabelled", "unsup")
 log = logging.getLogger(__name__)
 _THREADS = 8
 
@@ -198,13 +196,13 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
             "sort the images into folders, or list them in a CSV file of path,label",
         )
     packed = groups[0][2].endswith(".tar") and not files.is_folder(groups[0][2])
-    found, num_skipped = [], 0
+    found, num_skipped, labels = [], 0, dict[str, dict[str, str]]()
     groups = [(split, unicodedata.normalize("NFC", name), place) for split, name, place in groups]
     # Several tar files of a bucket at a time.
     with ThreadPoolExecutor(_THREADS if files.remote else 1) as pool:
         listed = pool.map(lambda group: _images_in(root, files, *group), groups)
         rows = list(track(zip(groups, listed, strict=True), f"listing {root}", len(groups)))
-    for (split, _, place), (images, others) in rows:
+    for (split, _, place), (images, others, of_tar) in rows:
         if not images and split == "train":
             kind = "tar file" if packed else "folder"
             raise DataError(
@@ -214,13 +212,57 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
             )
         found += images
         num_skipped += others
+        for suffix, of_images in of_tar.items():
+            labels.setdefault(suffix, {}).update(of_images)
+    labelled = _labelled(root, found, labels) if labels else None
+    if labelled is not None:
+        num_skipped += len(found) - 2 * len(labelled)  # A file of each label is no other file.
+        found = labelled
     if num_skipped:
-        log.info("%s: %d files that are not images are left out", root, num_skipped)
+        log.info("%s: other files that are left out: %d", root, num_skipped)
     named = {image.group for image in found}
-    named |= {group for (_, group, _), (images, _) in rows if not images}
-    labelled = packed and any(image.group not in image.name for image in found)
-    classes = _sorted_classes(named) if labelled else sorted(named)
+    classes = sorted(named) if labelled is None else _sorted_classes(named)
     return make_listing(root, files, found, classes, num_skipped, packed=packed)
+
+
+def _labelled(
+    root: Path, images: list[ImageEntry], labels: Mapping[str, Mapping[str, str]]
+) -> list[ImageEntry] | None:
+    """Returns the images of tar files with the labels of the .cls or .json files beside them.
+
+    None: these files do not tell the classes, so each tar file is one. This is so if there are
+    .json files only, and not all images have a label or each tar file has its own.
+
+    Args:
+        root: folder of the dataset.
+        images: the images; their group is the tar file.
+        labels: suffix -> path of a file without its suffix -> its label.
+
+    Raises:
+        DataError: an image has no label.
+    """
+    suffix = ".cls" if ".cls" in labels else ".json"
+    by_file, chosen, alone = labels[suffix], dict[str, ImageEntry](), list[str]()
+    for image in images:
+        stem = image.name.rpartition(".")[0]
+        file = stem if stem in by_file else key_of(image.name)
+        if file not in by_file:
+            alone.append(image.name)
+        elif file == stem or file not in chosen:  # One image of a key: not KEY.mask.png.
+            chosen[file] = image
+    pairs = {(image.group, by_file[file]) for file, image in chosen.items()}
+    tars = len({tar for tar, _ in pairs})
+    one_each = len(pairs) == tars
+    if suffix == ".json" and one_each and (alone or tars == len({label for _, label in pairs})):
+        return None
+    if alone:
+        raise DataError(
+            f"{root / alone[0]} has no label",
+            f"a {suffix} file of the same name, as other images there have",
+            "add it, or remove the image",
+        )
+    log.info("%s: the classes are those in the %s files of the tar files", root, suffix)
+    return [dataclasses.replace(image, group=by_file[file]) for file, image in chosen.items()]
 
 
 def _split_folders(root: Path, files: LocalFiles | BucketFiles) -> list[tuple[str, str]]:
@@ -237,10 +279,8 @@ def _split_folders(root: Path, files: LocalFiles | BucketFiles) -> list[tuple[st
         return [("train", "")]
     found: dict[str, str] = {}
     for folder, split in named.items():
-        if folder.lower() in _UNLABELLED or (split is None and not files.children(folder)[0]):
-            log.info("%s is left out: it has no folders of classes", root / folder)
+        if split is None:
             continue
-        split = split or folder
         if split in found:
             raise DataError(
                 f"{root} has the folders {found[split].rstrip('/')} and {folder}, which are both"
@@ -248,14 +288,22 @@ def _split_folders(root: Path, files: LocalFiles | BucketFiles) -> list[tuple[st
                 "one folder for each split",
                 "rename one, or list the images in a CSV file of path,label,split",
             )
+        found[split] = f"{folder}/"
         children, packed = files.children(folder)
-        nested = [child for child in children if child.lower() == folder.lower()]
-        found[split] = (
-            f"{folder}/{nested[0]}/" if nested == children and not packed else f"{folder}/"
-        )
-    if any(base != f"{split}/" for split, base in found.items()) or rest:
+        if not packed and [child.lower() for child in children] == [folder.lower()]:
+            below = f"{folder}/{children[0]}"  # seg_train/seg_train, unless it has images itself.
+            if any(files.children(below)[0]) or list_children(root, files, below)[1]:
+                found[split] = f"{below}/"
+    if rest or any(base != f"{split}/" for split, base in found.items()):
         shown = ", ".join(f"{base.rstrip('/')} ({split})" for split, base in found.items())
-        log.info("%s: these folders are read as splits: %s", root, shown)
+        log.info("%s: folders that are read as splits: %s", root, shown)
+    if rest:
+        log.info(
+            "%s: folders that are left out: %s; to use them, list the images in a CSV file of"
+            " path,label,split",
+            root,
+            ", ".join(rest),
+        )
     return list(found.items())
 
 
@@ -276,66 +324,65 @@ def list_children(
 
 def _images_in(
     root: Path, files: LocalFiles | BucketFiles, split: str, group: str, place: str
-) -> tuple[list[ImageEntry], int]:
-    """Returns the images of a class sorted by name, and the number of other files."""
-    images, others, labels = [], 0, dict[str, str]()
-    if files.is_folder(place):
-        members = [(name, size, 0) for name, size in files.walk(place)]
+) -> tuple[list[ImageEntry], int, dict[str, dict[str, str]]]:
+    """Returns the images of a folder or tar file by name, the number of other files, and labels.
+
+    The labels are those of `_labels_in`.
+    """
+    images, others = [], []
+    is_folder = files.is_folder(place)
+    if is_folder:
+        members = ((name, size, 0) for name, size in files.walk(place))
     else:
-        members = list(tar_members(root, files, place))
-        labels = _labels_in(root, files, place, members)
+        members = tar_members(root, files, place)
     for name, size, offset in members:
         # A broken link counts whatever its name is: a folder of images may be missing.
         if size == UNREADABLE or name.lower().endswith(IMAGE_SUFFIXES):
-            if labels:
-                group = labels.get(_stem(name)) or labels.get(_key(name), "")
-            if not group:
-                raise DataError(
-                    f"{root / place} has {name} without a label",
-                    f"{_stem(name)}.cls or .json, as for other images there",
-                    "add it, or remove the image",
-                )
             images.append(ImageEntry(split, group, f"{place}/{name}", size, offset))
-        elif not labels or not name.endswith((".cls", ".json")):
-            others += 1
-    return sorted(images, key=lambda image: image.name), others
+        else:
+            others.append((name, size, offset))
+    images.sort(key=lambda image: image.name)
+    labels = {} if is_folder else _labels_in(root, files, place, others)
+    return images, len(others), labels
 
 
 def _labels_in(
-    root: Path,
-    files: LocalFiles | BucketFiles,
-    place: str,
-    members: Sequence[tuple[str, int, int]],
-) -> dict[str, str]:
-    """Returns key -> label of the .cls or .json files of a tar file; {}: they have no labels."""
-    found = {}
-    for suffix in (".cls", ".json"):
-        for name, size, offset in members:
-            if not name.endswith(suffix):
-                continue
-            content: Any = files.read(place, offset, size).decode(errors="replace").strip()
-            if suffix == ".json":
-                try:
-                    content = parse_json(content)
-                except ValueError as error:
-                    raise DataError(
-                        f"{root / place}/{name}: {error}", "JSON", "repair it"
-                    ) from None
-                values = content if isinstance(content, dict) else {}
-                content = next((values[k] for k in ("cls", "label") if k in values), None)
-                if content is None:
-                    return {}
-            found[_stem(name)] = unicodedata.normalize("NFC", str(content))
-        if found:
-            break
+    root: Path, files: LocalFiles | BucketFiles, place: str, others: Iterable[tuple[str, int, int]]
+) -> dict[str, dict[str, str]]:
+    """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file.
+
+    Raises:
+        DataError: a .cls file holds no line of text.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name, size, offset in others:
+        stem, dot, suffix = name.rpartition(".")
+        suffix = dot + suffix.lower()
+        if suffix not in (".cls", ".json"):
+            continue
+        content = files.read(place, offset, size)
+        label = _label_of_json(content) if suffix == ".json" else content.decode(errors="replace")
+        if label is None:
+            continue
+        label = unicodedata.normalize("NFC", label.strip())
+        if suffix == ".cls" and not (label and label.isprintable()):
+            raise DataError(f"{root / place}/{name} holds {label!r}", "a class", "repair it")
+        found.setdefault(suffix, {})[f"{place}/{stem}"] = label
     return found
 
 
-def _stem(name: str) -> str:
-    return name.rpartition(".")[0]
+def _label_of_json(content: bytes) -> str | None:
+    """Returns the label of an image's JSON, a name or a number; None: it has none."""
+    try:
+        value = parse_json(content)
+    except ValueError:
+        return None
+    value = value if isinstance(value, dict) else {}
+    label = value.get("cls", value.get("label"))
+    return str(label) if isinstance(label, str | int) and not isinstance(label, bool) else None
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     """Returns the name of a tar member up to the first dot of the file name, as WebDataset does."""
     folder, slash, file = name.rpartition("/")
     return f"{folder}{slash}{file.partition('.')[0]}"
