@@ -6,13 +6,9 @@ import logging
 import numpy as np
 import pytest
 from images import encode
-from sklearn.linear_model import Ridge
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
-from vit_jax.data.decode import decode
-from vit_jax.data.sources import TfdsSource
-from vit_jax.evaluation.draws import class_orders, draw_shots
 from vit_jax.run.metrics import read_metrics
 
 
@@ -139,28 +135,6 @@ def test_a_damaged_cache_does_not_change_the_results(base, tmp_path, capsys, cap
     assert "extracting again" not in caplog.text
     run_json([*arguments, "--crop=central"], capsys)
     assert len(list(tmp_path.iterdir())) == 4
-
-
-def test_ridge_regression_on_block_means_is_the_trivial_baseline(base, digits_dir, capsys):
-    """Against scikit-learn, on features that are computed here."""
-    where = [part for part in base[2:] if not part.startswith(("--shots", "--cache"))]
-    result = run_json(
-        ["fewshot", "untrained:BlockMeans-8", *where, "--shots=5", "--seeds=3", "--l2=2",
-         "--no_cache", "--image_size=8", *FEW], capsys
-    )  # fmt: skip
-    assert (result["model"], result["parameters"]) == ("BlockMeans-8", 0)
-    splits = []
-    for split in ("train[:300]", "test[:100]"):
-        source = TfdsSource("digits", split, str(digits_dir))
-        pixels = [np.array(decode(e.image).convert("RGB")) for e in source.read(range(len(source)))]
-        splits.append((np.reshape(pixels, (len(pixels), -1)) / 127.5 - 1, source.labels()))
-    (train, labels), (test, wanted) = splits
-    chosen = draw_shots(class_orders(labels.astype(np.int32), 10, 3), 5)
-    mean, deviation = train[chosen].mean(0), train[chosen].std(0) + 1e-5
-    train, test = ((x - mean) / deviation for x in (train, test))
-    ridge = Ridge(alpha=2).fit(train[chosen], np.eye(10)[labels[chosen]])
-    accuracy = (ridge.predict(test).argmax(1) == wanted).mean()
-    assert result["fewshot/digits/5_shot/accuracy_top1"] == pytest.approx(accuracy, abs=0.011)
 
 
 @pytest.mark.slow

@@ -112,6 +112,16 @@ def test_images_of_one_colour_and_images_in_two_splits_are_told(tmp_path):
     ]
 
 
+def test_an_image_in_two_classes_is_told(tmp_path):
+    for number, name in enumerate(["ant/0", "ant/1", "bee/2", "bee/3", "bee/4"]):
+        noise(tmp_path / f"{name}.png", number)
+    for copy, image in (("bee/0", "ant/0"), ("bee/1", "ant/1"), ("bee/5", "bee/4")):
+        (tmp_path / f"{copy}.png").write_bytes((tmp_path / f"{image}.png").read_bytes())
+    (warning,) = warnings_of(tmp_path)
+    told = "2 images of split 'train' are in more than one class, such as ant/{0}.png = bee/{0}.png"
+    assert warning in (told.format(0), told.format(1))
+
+
 def test_a_single_class_and_a_single_image_are_told(tmp_path):
     for number in range(3):
         noise(tmp_path / "train" / "ant" / f"{number}.png", number)

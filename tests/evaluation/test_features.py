@@ -46,7 +46,7 @@ def batches(images, labels, size, *, skipped=()):
             "label": np.pad(labels[own.start : own.stop], (0, missing)),
             "mask": np.array([i not in skipped for i in own] + [False] * missing),
             "index": np.zeros(size, np.int64),
-            "skipped": np.zeros(size, bool),
+            "skipped": np.full(size, -1),
         }
 
 

@@ -71,12 +71,6 @@ def test_a_hybrid_has_the_maps_of_its_stem_by_name():
     assert first.shape == (2, *model.grid, 16)
 
 
-def test_block_means_are_the_only_layer_of_their_model():
-    model = random_model("BlockMeans-8")
-    (found,) = model.features(_IMAGES)
-    np.testing.assert_allclose(found[1, 2, 3], _IMAGES[1, 4:6, 6:8].mean((0, 1)), atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["registers", "hybrid", "mixer", "resnet"])
 def test_nothing_after_the_last_layer_is_computed(name):
     model_name, options = _MODELS.get(name, ("BiT-R-Nano", {}))

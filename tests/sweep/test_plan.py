@@ -22,7 +22,7 @@ def plan(*entries, folder="/sweep"):
 
 
 def selection(settings, **options):
-    return Selection("x", [(TINY, settings)], "eval/dev/loss", **options)
+    return Selection("x", [(TINY, settings)], "eval/dev/loss", "min", **options)
 
 
 def test_product_of_nothing_is_one_run_and_a_key_must_be_in_one_list():
@@ -97,7 +97,9 @@ def test_jobs_come_after_the_jobs_that_they_need():
 def test_final_overrides_replace_the_selected_settings():
     candidates = [(TINY, {**DEV, "train_steps": 50, **o}) for o in vary("seed", [8, 9])]
     changes = {**TEST, "train_epochs": 2.0}
-    laid = plan(Selection("x", candidates, "eval/dev/loss", seeds=[1], final_overrides=changes))
+    laid = plan(
+        Selection("x", candidates, "eval/dev/loss", "min", seeds=[1], final_overrides=changes)
+    )
     laid.apply_choice(laid.selections["x"], {"chosen": "search/x/seed=9"})
     job = laid.jobs["final/x/seed1"]
     assert job.awaited_selection is None
@@ -112,7 +114,7 @@ def test_a_final_run_can_start_from_weights_of_its_own_seed():
     finals = {**TEST, "init_from": "job:first/seed{seed}"}
     tried = [(TINY, {**DEV, "init_from": "job:first/seed1"})]
     laid = plan(
-        *first, Selection("x", tried, "eval/dev/loss", seeds=[1, 2], final_overrides=finals)
+        *first, Selection("x", tried, "eval/dev/loss", "min", seeds=[1, 2], final_overrides=finals)
     )
     for seed in (1, 2):
         job = laid.jobs[f"final/x/seed{seed}"]
@@ -146,7 +148,15 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
         ([Job(TINY, {"init_from": "job:b"}, name="a"), Job(TINY, {"init_from": "job:a"}, name="b")],
          "jobs need each other: 'a' -> 'b' -> 'a'"),
         ([selection({})], "a candidate does not evaluate 'dev'"),
-        ([Selection("x", [(TINY, TEST)], "eval/test/loss")], "selects on 'test' (test)"),
+        ([Selection("x", [(TINY, TEST)], "eval/test/loss", "min")], "selects on 'test' (test)"),
+        ([Selection("x", [(TINY, DEV)], "eval/dev/loss")],
+         "selects the largest 'eval/dev/loss'; expected the smallest loss"),
+        ([Selection("x", [(TINY, DEV)], "eval/dev/acuracy_top1")],
+         "which task classification does not measure; expected eval/dev/accuracy_top1, eval/dev/"
+         "accuracy_top5, eval/dev/accuracy_per_class_mean, eval/dev/roc_auc, or eval/dev/loss;"
+         " did you mean 'eval/dev/accuracy_top1'?"),
+        ([Job(TINY, name="a"), Job(TINY, {"init_from": "job:a", "model.width": 32}, name="b")],
+         "job 'b': its init_from job:a holds a"),
         ([selection({"evaluation.splits": {"dev": "test[:50%]"}}, final_overrides=TEST)],
          "report 'test' (test)"),
         ([selection(DEV)], "report 'dev'"),
@@ -168,7 +178,7 @@ def test_a_wrong_sweep_is_refused_before_any_job_starts(entries, message):
 
 
 def test_choose_on_test_allows_a_test_metric():
-    laid = plan(Selection("x", [(TINY, TEST)], "eval/test/loss", choose_on_test=True))
+    laid = plan(Selection("x", [(TINY, TEST)], "eval/test/loss", "min", choose_on_test=True))
     assert [job.job.stage for job in laid.jobs.values()] == ["search", "final", "final", "final"]
 
 

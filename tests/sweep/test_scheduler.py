@@ -209,7 +209,10 @@ def test_failed_candidates_can_be_left_out(tmp_path):
 
 
 def test_a_selection_without_a_score_fails_its_final_runs(tmp_path):
-    run = Run(tmp_path, entries=(Job(TINY, name="pretrain"), selection(metric="eval/dev/loss")))
+    run = Run(
+        tmp_path,
+        entries=(Job(TINY, name="pretrain"), selection(metric="eval/dev/loss", mode="min")),
+    )
     assert run.code == 1
     assert run.states[FINAL[0]] == "failed"
     assert "no candidate has a finite 'eval/dev/loss'" in run.notes[FINAL[0]]

@@ -376,13 +376,14 @@ def test_options_that_do_not_fit_are_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("augment", "key"), [({"crop": "resize"}, "crop"), ({"color_jitter": 0.1}, "color_jitter")]
+    ("key", "value"),
+    [("crop", "resize"), ("min_area", 0.3), ("color_jitter", 0.1), ("erasing_fill", "gray")],
 )
-def test_other_crops_are_refused(augment, key):
+def test_augmentation_that_the_task_does_not_use_is_refused(key, value):
     content = mapping()
-    content["data"] = content["data"] | {"augment": augment}
+    content["data"] = content["data"] | {"augment": {key: value}}
     with pytest.raises(
-        ConfigError, match=f"'data.augment.{key}' is .* with task dino, which draws"
+        ConfigError, match=f"'data.augment.{key}' is .* with task dino, which does not use it"
     ):
         Config.from_mapping(content)
 

@@ -45,9 +45,21 @@ def test_durations_may_be_in_epochs_and_examples():
 def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_with_a_warning(caplog):
     got = rates([0, 5, 10], total=20, warmup_steps=10_000, decay="constant")
     np.testing.assert_allclose(got, [0, 0.5, 1])
-    assert "warmup of 10000 and cooldown of 0 steps do not fit into 20 steps: using 10 and 0" in (
-        caplog.text
-    )
+    assert "warmup of 10000 steps is longer than half of the run, 20 steps: using 10" in caplog.text
+
+
+def test_a_warmup_of_more_than_half_of_the_run_is_cut_and_half_of_it_is_not(caplog):
+    cut = rates([5, 10], total=20, warmup_steps=15, decay="constant")
+    assert "warmup of 15 steps" in caplog.text
+    caplog.clear()
+    assert rates([5, 10], total=20, warmup_steps=10, decay="constant") == cut
+    assert not caplog.text
+
+
+def test_a_warmup_and_a_cooldown_have_at_most_half_of_the_run_each(caplog):
+    options = {"warmup_steps": 15, "cooldown_steps": 40, "decay": "constant"}
+    np.testing.assert_allclose(rates([0, 5, 10, 15, 20], total=20, **options), [0, 0.5, 1, 0.5, 0])
+    assert "cooldown of 40 steps is longer than half of the run, 20 steps: using 10" in caplog.text
 
 
 def test_step_decay_equals_that_of_bit():

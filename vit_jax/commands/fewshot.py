@@ -5,9 +5,8 @@
     python -m vit_jax fewshot runs/b16 --dataset=PHOTOS --shots=1,5 --method=least_squares,knn
 
 CHECKPOINT is anything that `predict` reads: a file, a folder, a run folder (its moving average if
-it has one), hf:// or gs://. `untrained:MODEL` is a new model, to compare with;
-`untrained:BlockMeans-8` has as features the mean colours of 8 x 8 blocks of pixels. --dataset is a
-TFDS name, a folder of images or a CSV file, and may be repeated.
+it has one), hf:// or gs://. `untrained:MODEL` is a new model, to compare with. --dataset is a TFDS
+name, a folder of images or a CSV file, and may be repeated.
 All other settings are keys of the config's fewshot section: --config=FILE reads them from a recipe,
 --config.fewshot.KEY=VALUE sets one.
 

@@ -10,9 +10,13 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vit_jax.config.data import AugmentConfig
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section
 from vit_jax.tasks import TASKS
+
+NO_ERASING = frozenset(AugmentConfig.model_fields) - {"erasing_probability", "erasing_fill"}
+"""The keys of `data.augment` for tasks that do not erase a part of an image."""
 
 
 def _no_check(config: Any) -> None:
@@ -35,6 +39,7 @@ class TaskConfig:
         sections: key in the root config -> section class, for the sections that this task adds.
         reads: keys of other tasks' sections that this task also reads. Sections that it does not
             read must keep their defaults.
+        augments: keys of `data.augment` that it uses. The others must keep their defaults.
         check: function of the root config; raises ConfigError for options that the task does not
             support.
         own_parameters: regular expressions over whole names of parameters that only this task
@@ -43,6 +48,7 @@ class TaskConfig:
             describes the weights in a run's checkpoints.
         class_counts_key: function of the root config; returns the key for which this task needs the
             number of training examples of each class, or None if it does not need them.
+        accuracies: metrics of an evaluated split of which more is better; (): they are not listed.
         uses_labels: whether it learns from the labels of the dataset.
         uses_captions: whether it learns from captions, see `data.captions`.
         keeps_average: whether it keeps a moving average of the parameters itself, as its teacher.
@@ -50,10 +56,12 @@ class TaskConfig:
 
     sections: Mapping[str, type[Section]] = dataclasses.field(default_factory=dict)
     reads: tuple[str, ...] = ()
+    augments: frozenset[str] = frozenset(AugmentConfig.model_fields)
     check: Callable[[Any], None] = _no_check
     own_parameters: tuple[str, ...] = ()
     model_section: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _model_section
     class_counts_key: Callable[[Any], str | None] = _no_class_counts
+    accuracies: tuple[str, ...] = ()
     uses_labels: bool = True
     uses_captions: bool = False
     keeps_average: bool = False
@@ -89,6 +97,9 @@ def check_task(config: Any) -> None:
                     "leave it out, or choose another task",
                     key=f"{key}.{name}",
                 )
+    unused = sorted(AugmentConfig.model_fields.keys() - chosen.augments)
+    keys = tuple(f"data.augment.{name}" for name in unused)
+    check_defaults(config, keys, f"task {config.task}, which does not use it")
     if (config.data.captions.tokenizer is not None) != chosen.uses_captions:
         raise ConfigError(
             f"is {config.data.captions.tokenizer!r} with task {config.task}",
@@ -121,7 +132,6 @@ def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
 # Options for labels, or for a head on the whole image.
 _ABOUT_LABELS = (
     "data.sampling",
-    "data.augment.erasing_probability",
     "evaluation.by_class",
     "init.keep_head",
     "model.representation_size",

@@ -40,6 +40,7 @@ class SplitReport:
         constant: the images whose pixels are all equal.
         indices: i[N], index of each readable image.
         contents: u64[N], hash of each readable image.
+        labels: i[N], label of each readable image.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SplitReport:
     constant: list[str]
     indices: np.ndarray
     contents: np.ndarray
+    labels: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,7 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
     sizes, num_bytes = array("i"), array("q")
     bad: list[tuple[str, str]] = []
     constant: list[str] = []
-    indices, contents = array("q"), array("Q")
+    indices, contents, labels = array("q"), array("Q"), array("q")
     with (
         ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool,
         ProgressBar(f"checking {split}", len(source)) as progress,
@@ -102,6 +104,7 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
                 constant += [one.id] if one.is_constant else []
                 indices.append(index)
                 contents.append(one.content)
+                labels.append(one.label)
     return SplitReport(
         name=split,
         per_class=per_class,
@@ -112,14 +115,15 @@ def check_split(source: Source, split: str, threads: int | None = None) -> Split
         constant=constant,
         indices=np.array(indices),
         contents=np.array(contents, np.uint64),
+        labels=np.array(labels),
     )
 
 
 def dataset_warnings(reports: Sequence[SplitReport], sources: Mapping[str, Source]) -> list[str]:
     """Returns warnings about a dataset whose images can all be read.
 
-    They are about splits and classes without enough examples, images of one colour, and images that
-    are in two splits.
+    They are about splits and classes without enough examples, images of one colour, images that are
+    in two splits, and images that are in two classes.
 
     Args:
         reports: of all splits.
@@ -148,7 +152,26 @@ def dataset_warnings(reports: Sequence[SplitReport], sources: Mapping[str, Sourc
                     f"{len(same):,} of {len(report.indices):,} images of split {report.name!r}"
                     f" are also in split {earlier.name!r}, such as {one} = {other}"
                 )
-    return warnings
+    return warnings + [
+        text for report in reports for text in _in_two_classes(report, sources[report.name])
+    ]
+
+
+def _in_two_classes(report: SplitReport, source: Source) -> list[str]:
+    """Returns a warning if images of a split are there under several labels, or nothing."""
+    _, group = np.unique(report.contents, return_inverse=True)
+    lowest = np.full(len(report.contents), np.iinfo(np.int64).max)
+    np.minimum.at(lowest, group, report.labels)
+    differs = np.flatnonzero(report.labels != lowest[group])
+    if not len(source.class_names) or not len(differs):
+        return []
+    one = differs[0]
+    other = np.flatnonzero((group == group[one]) & (report.labels != report.labels[one]))[0]
+    first, second = (source[int(report.indices[i])].id for i in (other, one))
+    return [
+        f"{len(np.unique(group[differs])):,} images of split {report.name!r} are in more than one"
+        f" class, such as {first} = {second}"
+    ]
 
 
 def wrong_checksums(folder: Path) -> list[tuple[str, str]]:

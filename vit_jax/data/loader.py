@@ -36,15 +36,15 @@ _MIN_CHUNKS_AHEAD = 16
 _PARENT_CHECK_S = 0.5
 
 # One host's rows of a batch: the task's arrays and mask bool[b]. Two more arrays stay on the host
-# (HOST_ONLY): index i64[b] is the example's index in the source, and skipped bool[b] is True where
-# another example replaces a bad one.
+# (HOST_ONLY): index i64[b] is the example's index in the source, and skipped i64[b] is the index of
+# the bad example that it replaces, or -1.
 HostBatch = dict[str, np.ndarray]
 HOST_ONLY = ("index", "skipped")
 
 _LOADER_ARRAYS = {
     "mask": ArraySpec((), np.bool_),
     "index": ArraySpec((), np.int64),
-    "skipped": ArraySpec((), np.bool_),
+    "skipped": ArraySpec((), np.int64, padding=-1),
 }
 
 
@@ -207,7 +207,7 @@ def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) 
 
     def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
         rows.load(indices(step, chunk), batch, lambda i: generator(0, "eval", 0))
-        batch["mask"] &= ~batch["skipped"]
+        batch["mask"] &= batch["skipped"] < 0
 
     return _make_feed(load, indices, 0, steps, source, preprocessing, spec)
 
@@ -372,7 +372,8 @@ class _RowLoader:
                     got, expected = np.shape(value), array.shape
                     raise ValueError(f"{name!r} has shape {got}, its ArraySpec has {expected}")
                 batch[name][i] = value
-            batch["index"][i], batch["skipped"][i] = used, used != indices[i]
+            batch["index"][i] = used
+            batch["skipped"][i] = -1 if used == indices[i] else indices[i]
         count = len(indices)
         for name, array in {**self.preprocessing.arrays, **_LOADER_ARRAYS}.items():
             batch[name][count:] = array.padding

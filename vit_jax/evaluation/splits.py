@@ -198,5 +198,5 @@ def _until(
     for batch in batches:
         if stop():
             raise _StoppedError
-        skipped.append(int(batch["skipped"].sum()))
+        skipped.append(int((batch["skipped"] >= 0).sum()))
         yield on_device(batch)

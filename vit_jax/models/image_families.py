@@ -5,14 +5,13 @@ from typing import ClassVar
 
 from vit_jax.errors import ModelError, nearest
 from vit_jax.models.aliases import our_name, similar_sizes
-from vit_jax.models.block_means import BLOCK_MEANS
 from vit_jax.models.family import Family
 from vit_jax.models.mixer import MIXER
 from vit_jax.models.resnet import RESNET
 from vit_jax.models.vit import VIT
 
 # To add a family of image models, write its file and add it here.
-IMAGE_FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER, BLOCK_MEANS)
+IMAGE_FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER)
 
 
 class AnyImageConfig(*(family.options for family in IMAGE_FAMILIES)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]

@@ -11,7 +11,9 @@ from typing import Any
 
 from vit_jax.config.file import override_key, read_mapping
 from vit_jax.config.run import Config
-from vit_jax.errors import SweepError, UserError, nearest
+from vit_jax.config.task import task_config
+from vit_jax.errors import SweepError, UserError, WeightsError, nearest
+from vit_jax.models.options import AUTO
 from vit_jax.sweep.jobs import Job, check_name, derive_names
 from vit_jax.sweep.selection import Selection, check_selection
 from vit_jax.sweep.sweep_file import Sweep
@@ -109,6 +111,8 @@ class Plan:
         self.jobs = _sort_by_needs(
             {name: self._plan_job(name, *defined) for name, defined in self._defined.items()}
         )
+        for planned in self.jobs.values():
+            self._check_start(planned)
         for selection in selections:
             candidates = [self.jobs[name] for name in selection.candidate_jobs]
             # One final run per candidate is enough: the others differ only in their seed.
@@ -131,6 +135,25 @@ class Plan:
         for name, job in selection.final_jobs(choice["chosen"]).items():
             planned = self._plan_job(name, job, selection)
             self.jobs[name] = dataclasses.replace(planned, choice=choice)
+
+    def _check_start(self, planned: PlannedJob) -> None:
+        """Raises SweepError if a training job starts from a job of the sweep with another model."""
+        config = planned.config
+        if config is None or config.init_from is None or config.model.name == AUTO:
+            return
+        for name in planned.needs:
+            other = self.jobs[name]
+            start = other.config
+            if config.init_from != str(other.folder) or start is None or start.model.name == AUTO:
+                continue
+            from vit_jax.train.init_from import check_family  # Imports JAX.
+
+            options = task_config(start.task).model_section(start.to_mapping())
+            try:
+                check_family(config.replace(init_from=f"job:{name}"), options)
+            except WeightsError as error:
+                where = f"job {planned.name!r}: its init_from "
+                raise SweepError(where + error.got, error.expected, error.fix) from None
 
     def _plan_job(self, name: str, job: Job, selection: Selection | None) -> PlannedJob:
         needs: dict[str, None] = {}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_overlap, overlap
+from vit_jax.config.task import task_config
 from vit_jax.errors import SweepError, nearest
 from vit_jax.run.metrics import split_of
 from vit_jax.sweep.jobs import Job, Overrides, as_job, check_choice, check_name, derive_names
@@ -130,6 +131,12 @@ def check_selection(
             the final runs report it.
     """
     name = split_of(selection.metric)
+    if selection.mode == "max" and selection.metric.split("/")[-1] == "loss":
+        raise SweepError(
+            f"selection {selection.name!r} selects the largest {selection.metric!r}",
+            "the smallest loss, or the largest accuracy",
+            "set mode='min', or name an accuracy",
+        )
     if name is not None:
         for config in candidates:
             _check_candidate(selection, name, config)
@@ -157,6 +164,14 @@ def _check_candidate(selection: Selection, name: str, config: Config) -> None:
             f"did you mean {nearest(name, splits)!r}?"
             if splits
             else f"set evaluation.splits.{name} in their config",
+        )
+    metric = selection.metric.removeprefix(f"eval/{name}/")
+    known = task_config(config.task).accuracies
+    if known and metric not in (*known, "loss") and not metric.startswith("accuracy_class/"):
+        raise SweepError(
+            f"{where} uses {selection.metric!r}, which task {config.task} does not measure",
+            ", ".join(f"eval/{name}/{one}" for one in known) + f", or eval/{name}/loss",
+            f"did you mean 'eval/{name}/{nearest(metric, [*known, 'loss'])}'?",
         )
     trained = config.data.train_split
     checked = not selection.choose_on_test and not config.data.mixture

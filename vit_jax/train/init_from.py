@@ -98,7 +98,7 @@ def start_from_weights(
     with _config_keys():
         options = _options_of_weights(config)
         tower = _tower(config, options)
-        _check_family(config, options)
+        check_family(config, options)
         found = read_weights(
             config.init_from,
             image_size=side,
@@ -251,7 +251,7 @@ def _check_normalization(name: str | None, stored: Normalization | None) -> None
         )
 
 
-def _check_family(config: Config, options: Mapping[str, Any]) -> None:
+def check_family(config: Config, options: Mapping[str, Any]) -> None:
     """Raises WeightsError if the weights are of a model of another family or size."""
     model = _loaded_model(config, options)
     theirs, ours = model_shape(model_options(**options)), model_shape(model)

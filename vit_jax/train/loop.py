@@ -174,7 +174,7 @@ def _train(context: RunContext) -> dict[str, Any]:
         )
         step, state = _run_steps(context, logger, hooks)
     with context.account.part("evaluation"):
-        return context.result(step, evaluation.final_metrics(step, state))
+        return context.result(step, logger.figures | evaluation.final_metrics(step, state))
 
 
 def _run_steps(

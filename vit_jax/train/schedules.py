@@ -22,8 +22,8 @@ def build_schedule(
     """Returns step -> learning rate: warmup, decay, cooldown.
 
     Warmup rises linearly from 0 to `learning_rate`. Cooldown falls linearly to 0 from the rate at
-    the end of the decay; cosine and linear decay end when the cooldown starts. If warmup and
-    cooldown do not fit into the run, they are scaled to half its length, and a warning is logged.
+    the end of the decay; cosine and linear decay end when the cooldown starts. A warmup or cooldown
+    that is longer than half of the run is cut to half of it, and a warning is logged.
 
     Args:
         config: the schedule section.
@@ -36,20 +36,15 @@ def build_schedule(
     cooldown); arXiv:1912.11370, section 3.3 (step).
     """
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
-    warmup = duration_in_steps(config, "warmup", **sizes) or 0
-    cooldown = duration_in_steps(config, "cooldown", **sizes) or 0
-    if warmup + cooldown > total_steps:
-        shrink = total_steps / 2 / (warmup + cooldown)
-        log.warning(
-            "warmup of %d and cooldown of %d steps do not fit into %d steps: using %d and %d",
-            warmup,
-            cooldown,
-            total_steps,
-            int(warmup * shrink),
-            int(cooldown * shrink),
-        )
-        warmup, cooldown = int(warmup * shrink), int(cooldown * shrink)
-
+    lengths = {
+        name: duration_in_steps(config, name, **sizes) or 0 for name in ("warmup", "cooldown")
+    }
+    for name, steps in lengths.items():
+        if steps > total_steps / 2:
+            lengths[name] = total_steps // 2
+            words = "%s of %d steps is longer than half of the run, %d steps: using %d"
+            log.warning(words, name, steps, total_steps, lengths[name])
+    warmup, cooldown = lengths.values()
     decay = _decay(config, learning_rate, total_steps, warmup, cooldown)
     pieces = [optax.linear_schedule(0, learning_rate, warmup), decay]
     boundaries = [warmup]

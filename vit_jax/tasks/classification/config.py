@@ -73,8 +73,10 @@ def _class_counts_key(config: Any) -> str | None:
     return None if config.loss.class_weights == "none" else "loss.class_weights"
 
 
+ACCURACIES = ("accuracy_top1", "accuracy_top5", "accuracy_per_class_mean", "roc_auc")
 TASK = TaskConfig(
     sections={"mixing": MixingConfig, "loss": LossConfig},
     check=_check,
     class_counts_key=_class_counts_key,
+    accuracies=ACCURACIES,
 )

@@ -6,14 +6,10 @@ from vit_jax.config.task import TaskConfig, check_defaults, check_without_labels
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
-# Replaced by the crops and the distortion of this task.
-_ABOUT_CROPS = tuple(
-    f"data.augment.{key}"
-    for key in (
-        "crop", "random_fraction", "min_area", "max_area", "pad_pixels", "randaugment_layers",
-        "randaugment_magnitude", "randaugment_flavour", "three_augment", "color_jitter",
-    )
-)  # fmt: skip
+# The crops and the distortion of this task replace the others.
+_AUGMENTS = frozenset(
+    {"crop_flavour", "central_fraction", "interpolation", "antialias", "repeats", "flip"}
+)
 
 
 class DinoConfig(Section):
@@ -97,7 +93,6 @@ class DinoConfig(Section):
 
 def _check(config: Any) -> None:
     check_without_labels(config, "dino")
-    check_defaults(config, _ABOUT_CROPS, "task dino, which draws its own crops")
     check_defaults(config, ("model.position_placement",), "task dino")
     section: DinoConfig = config.dino
     side = config.data.image_size
@@ -132,6 +127,7 @@ def _check(config: Any) -> None:
 
 TASK = TaskConfig(
     sections={"dino": DinoConfig},
+    augments=_AUGMENTS,
     check=_check,
     own_parameters=("(patch_)?projector/.*", "mask_token"),
     uses_labels=False,

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from vit_jax.config.task import TaskConfig, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
+from vit_jax.tasks.classification.config import ACCURACIES
 
 
 class DistillationConfig(Section):
@@ -102,4 +103,5 @@ TASK = TaskConfig(
     reads=("mixing", "loss"),
     check=_check,
     model_section=_model_section,
+    accuracies=(*ACCURACIES, "teacher_agreement"),
 )

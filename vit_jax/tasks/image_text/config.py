@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from vit_jax.config.data import SourceKind
-from vit_jax.config.task import TaskConfig, check_defaults
+from vit_jax.config.task import NO_ERASING, TaskConfig, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
@@ -11,7 +11,6 @@ from vit_jax.schema import Section, option
 _UNUSED = (
     "data.sampling",
     "data.sequence_length",
-    "data.augment.erasing_probability",
     "early_stopping.metric",
     "checkpoint.best_metric",
     "evaluation.by_class",
@@ -87,6 +86,7 @@ def _check(config: Any) -> None:
 
 TASK = TaskConfig(
     sections={"image_text": ImageTextConfig},
+    augments=NO_ERASING,
     check=_check,
     uses_labels=False,
     uses_captions=True,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vit_jax.config.task import TaskConfig, check_defaults, check_without_labels
+from vit_jax.config.task import NO_ERASING, TaskConfig, check_defaults, check_without_labels
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
@@ -51,6 +51,7 @@ def _check(config: Any) -> None:
 
 TASK = TaskConfig(
     sections={"mae": MaeConfig},
+    augments=NO_ERASING,
     check=_check,
     own_parameters=("decoder/.*",),
     uses_labels=False,

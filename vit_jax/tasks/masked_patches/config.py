@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vit_jax.config.task import TaskConfig, check_without_labels
+from vit_jax.config.task import NO_ERASING, TaskConfig, check_without_labels
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
@@ -46,6 +46,7 @@ def _check(config: Any) -> None:
 # The head predicts colours, not classes of images.
 TASK = TaskConfig(
     sections={"masked_patches": MaskedPatchesConfig},
+    augments=NO_ERASING,
     check=_check,
     own_parameters=("mask_token", "head/.*"),
     uses_labels=False,

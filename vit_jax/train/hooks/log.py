@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax.data.loader import Feed
+from vit_jax.errors import DataError
 from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.tasks.collapse import CollapseWarning
 from vit_jax.train.context import RunContext, StepOutput
@@ -17,10 +19,14 @@ from vit_jax.train.divergence import divergence_error
 from vit_jax.train.memory_needs import check_step
 from vit_jax.train.telemetry import DeviceClock, Telemetry
 
+log = logging.getLogger(__name__)
+
 # Number of dispatched steps at which the host waits for the oldest to finish.
 _STEPS_IN_FLIGHT = 2
 # A run has diverged if one of these is not finite. The update norm covers the new parameters.
 _FINITE = ("train/loss", "train/gradient_norm", "train/update_norm")
+# Bad examples that are logged.
+_MAX_SHOWN = 20
 
 
 class LogHook:
@@ -36,7 +42,7 @@ class LogHook:
         batch_size = context.config.data.global_batch_size
         self._telemetry = Telemetry(batch_size, context.program.flops_per_image)
         self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
-        self._skipped = 0
+        self._skipped: set[int] = set()
         self._compile_time_s = 0.0
         self._collapse = CollapseWarning()
 
@@ -59,6 +65,11 @@ class LogHook:
             )
             self._context.progress.print_line(f"step: {program.choice}")
 
+    @property
+    def figures(self) -> dict[str, int]:
+        """What result.json holds of the data: the number of bad examples, if there are any."""
+        return {"skipped_examples": len(self._skipped)} if self._skipped else {}
+
     def restart_clock(self) -> None:
         """Starts a new measurement of speed."""
         self._telemetry.read()
@@ -78,7 +89,7 @@ class LogHook:
     def after_step(self, context: RunContext, output: StepOutput) -> None:
         """Queues the metrics of this step and reads those of earlier steps."""
         self._clock.watch_step(output.metrics["train/loss"])
-        self._skipped += int(output.host_batch["skipped"].sum())
+        self._note_skipped(output.host_batch["skipped"])
         context.examples.write(output.step, output.host_batch["index"])
         self._pending.append((output.step, output.metrics))
         # The first step is shown at once: the next ones may take long.
@@ -111,11 +122,25 @@ class LogHook:
         values |= {f"seconds/{part}": s for part, s in self._context.account.seconds().items()}
         values["train/compile_time_s"] = self._compile_time_s
         if self._context.config.data.on_bad_example == "skip":
-            values["train/skipped_examples"] = self._skipped
+            values["train/skipped_examples"] = len(self._skipped)
         if self._context.start.skipped_batches:
             values["train/batches_left_out"] = self._context.start.skipped_batches
         self._context.metrics.write(step, values)
         self._context.progress.show_step(step, values)
+
+    def _note_skipped(self, skipped: np.ndarray) -> None:
+        """Logs each bad example of this host once; `skipped` has -1 where there is none."""
+        for index in sorted(set(skipped[skipped >= 0].tolist()) - self._skipped):
+            self._skipped.add(index)
+            if len(self._skipped) > _MAX_SHOWN:
+                continue
+            source = self._context.source
+            try:
+                what = f"example {source[index].id} of {source.name}"
+            except DataError as error:
+                what = error.got
+            more = "; further ones are not shown" if len(self._skipped) == _MAX_SHOWN else ""
+            log.warning("skipped because it cannot be used: %s%s", what, more)
 
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
         for name in _FINITE:
