@@ -60,6 +60,29 @@ class TestReal:
         # The bytes are those that were stored.
         assert source[0].image == encoded(10)
 
+    @pytest.mark.parametrize(
+        ("values", "names"),
+        [
+            ([10, 2, None], ("2", "10")),
+            ([10, 2, -1], ("2", "10")),
+            (["cow", "ant", None], ("ant", "cow")),
+        ],
+    )
+    def test_labels_of_integers_and_texts(self, saved, tmp_path, values, names):
+        import datasets
+
+        def part(count):
+            images = [{"bytes": encoded(i), "path": None} for i in range(count)]
+            columns = {"img": images, "label": [values[i % 3] for i in range(count)]}
+            return datasets.Dataset.from_dict(columns).cast_column("img", datasets.Image())
+
+        # The training split has one of the two classes.
+        datasets.DatasetDict({"train": part(1), "test": part(3)}).save_to_disk(str(tmp_path / "d"))
+        train, test = (HuggingFaceSource("d", s, str(tmp_path / "d")) for s in ("train", "test"))
+        assert train.class_names == test.class_names == names
+        assert [e.label for e in test.read([0, 1, 2])] == test.labels().tolist() == [1, 0, -1]
+        assert train[0].label == 1
+
     def test_a_config_opens_it(self, saved):
         data = DataConfig(source="huggingface", name="tiny", data_dir=saved(), global_batch_size=1)
         assert len(open_source(data, "train[:50%]")) == 15

@@ -64,7 +64,7 @@ def _write_run(row, folder, selection):
         settings["train_examples"] = None if row["init_from"] else labels.get("images", 76_800)
     for key, column in (("model.name", "model"), ("data.name", "dataset")):
         if column not in labels and row[column]:
-            settings.setdefault(key, row[column])
+            settings.setdefault(key, row[column].partition(" (")[0])  # Without its sizes.
     if "network.layers" in row:  # A synthetic task has a setting with the name of this column.
         settings["model"] = row["model"]
     command = settings.get("command") or "train"

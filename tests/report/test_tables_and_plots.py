@@ -342,10 +342,28 @@ def test_lines_go_through_a_shared_point(tmp_path):
     assert means == {"base": base, "depth": base | {200.0: 0.7}, "width": base | {400.0: 0.6}}
     assert notes == [
         "One run each, so no interval.",
+        # 1e20 and 4e20 operations for 400 steps of 64 images.
+        "The models differ in cost by more than twice: 3.91e+09 to 1.56e+10 MFLOPs for a training"
+        " image.",
         "The lines of all series go through base.",
     ]
     with pytest.raises(ConfigError, match=r"through=bse.*one of base, depth, width.*'base'"):
         make_points(tmp_path, through="bse", **asked)
+
+
+@pytest.mark.parametrize(("factor", "noted"), [(2.0, False), (2.1, True)])
+def test_a_plot_says_when_its_models_differ_more_than_twice_in_cost(tmp_path, factor, noted):
+    for model, exaflops in (("A", 0.01), ("B", 0.01 * factor)):
+        put(tmp_path, model, {SCORE: 0.5, "train_exaflops": exaflops}, labels={"model": model})
+    _, notes = make_points(tmp_path, x="examples_seen", series="model")
+    assert any("differ in cost" in note for note in notes) == noted
+
+
+def test_a_model_is_shown_with_the_sizes_that_differ_from_its_name(tmp_path):
+    put(tmp_path, "a", 0.5, **{"model.name": "ViT-Ti/8", "model.width": 128, "model.depth": 6})
+    put(tmp_path, "b", 0.6, **{"model.name": "ViT-Ti/8"})
+    names = {run.name: run.model for run in read(tmp_path).index}
+    assert names == {"a": "ViT-Ti/8 (width 128, depth 6)", "b": "ViT-Ti/8"}
 
 
 def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text if text == "auto" else positive_int(text),
         help="global, or auto: the fastest that fits",
     )
-    parser.add_argument("--image_size", type=positive_int, default=224)
+    parser.add_argument("--image_size", type=positive_int, help="in pixels; default: the model's")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument(
         "--rounds", type=positive_int, default=5, help="the table shows medians over rounds"
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         synthetic_config,
     )
     from vit_jax.config.flexible import trained_variants
+    from vit_jax.models.registry import default_image_size
     from vit_jax.run.compile_cache import use_compile_cache
     from vit_jax.run.folder import environment
     from vit_jax.tasks.task import num_patches
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         config = synthetic_config(
             model,
             batch_size=32 if args.batch_size == "auto" else args.batch_size,
-            image_size=args.image_size,
+            image_size=args.image_size or default_image_size(model),
             dtype=args.dtype,
             overrides=overrides,
         )

@@ -1,6 +1,7 @@
 """The options that all model families share. Each family's section adds its own options."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
 from vit_jax.models.aliases import our_name
@@ -51,9 +52,7 @@ class ModelConfig(Section):
     @property
     def label(self) -> str:
         """The name, and the sizes that differ from it: "ViT-Ti/8 (width 128, depth 6)"."""
-        sizes = {name: getattr(self, name, None) for name in SIZES}
-        shown = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
-        return f"{self.name} ({shown})" if shown else self.name
+        return sized_name(self.name, {name: getattr(self, name, None) for name in SIZES})
 
     @property
     def draws_random_numbers(self) -> bool:
@@ -63,6 +62,16 @@ class ModelConfig(Section):
     def on_any_platform(self: C) -> C:
         """Returns the options without kernels that only run on some platforms."""
         return self
+
+
+def sized_name(name: str, sizes: Mapping[str, Any]) -> str:
+    """Returns a model's name with the sizes that differ from it; None: it does not differ.
+
+    >>> sized_name("ViT-Ti/8", {"width": 128, "depth": None})
+    'ViT-Ti/8 (width 128)'
+    """
+    shown = ", ".join(f"{key} {size}" for key, size in sizes.items() if size is not None)
+    return f"{name} ({shown})" if shown else name
 
 
 def with_patch_size(name: str, patch_size: int) -> str | None:

@@ -135,6 +135,11 @@ def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]
     differing = [name for name in differing_within(observed, _KEYS) if name != request.x]
     if differing:
         notes.append(f"Runs of one point differ in more than the seed: {', '.join(differing)}.")
+    pairs = {(run.train_exaflops, run.examples_seen) for run in observed.index}
+    costs = [flops * 1e12 / seen for flops, seen in pairs if flops and seen]
+    if costs and max(costs) > 2 * min(costs):
+        ends = f"{min(costs):.3g} to {max(costs):.3g} MFLOPs for a training image"
+        notes.append(f"The models differ in cost by more than twice: {ends}.")
     if names := sorted({run.name for run in unplaced}, key=natural_key):
         reasons = sorted({run.unknown_pretraining for run in unplaced} - {""})
         why = f" ({'; '.join(reasons)})" if reasons and request.x.startswith("pretrain") else ""

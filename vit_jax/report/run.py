@@ -14,6 +14,7 @@ import pandas as pd
 
 from vit_jax.config.fewshot import UNTRAINED
 from vit_jax.errors import FileError, UserError
+from vit_jax.models.options import SIZES, sized_name
 from vit_jax.report.labels import family, is_number
 from vit_jax.report.run_files import (
     ClassesFile,
@@ -154,8 +155,11 @@ class Run:
 
     @property
     def model(self) -> Any:
-        """Name of the model, from the labels, the config or the result."""
-        return self._find_name("model", "model.name")
+        """Name of the model, from the labels, the config or the result, and sizes that differ."""
+        name = self._find_name("model", "model.name")
+        if not isinstance(name, str) or name != self.config.get("model.name"):
+            return name
+        return sized_name(name, {size: self.config.get(f"model.{size}") for size in SIZES})
 
     @property
     def family(self) -> str | None:

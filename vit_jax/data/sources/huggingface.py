@@ -27,7 +27,9 @@ class HuggingFaceSource:
         split: TFDS split string over the dataset's splits, e.g. "train[:98%]".
         data_dir: folder written by `save_to_disk`; None: the dataset is loaded by name.
         image_key: column with the image; None: "image", or the only image column.
-        label_key: column with the class; None: "label", or the only class column.
+        label_key: column with the class; None: "label", or the only column of type ClassLabel. The
+            classes of a column of integers or texts are its values in all splits, sorted. Negative
+            numbers are missing labels.
         features: columns to read with the image: "label", and names of other columns.
 
     Raises:
@@ -58,7 +60,7 @@ class HuggingFaceSource:
         self._image = pick_feature(image_key, "image", images, described)
         self._label = None
         if "label" in features:
-            self._label = pick_feature(label_key, "label", classes, described)
+            self._label = _label_column(label_key, classes, rows.features, described)
         self._others = without_label(features)
         check_features(self._others, rows.column_names, described)
         columns = [self._image, *([self._label] if self._label else []), *self._others]
@@ -66,7 +68,16 @@ class HuggingFaceSource:
         for column in set(columns) & set(images):
             self._rows = self._rows.cast_column(column, datasets.Image(decode=False))
         self.name, self.quick_labels = f"{name} {split}", self._label is not None
-        self.class_names = tuple(rows.features[self._label].names) if self._label else ()
+        # Value in the label column -> label, for a column of integers or texts.
+        self._labels: dict[Any, int] = {}
+        self.class_names: tuple[str, ...] = ()
+        if self._label in classes:
+            self.class_names = tuple(rows.features[self._label].names)
+        elif self._label:
+            values = {v for part in splits.values() for v in part.unique(self._label)}
+            known = sorted(v for v in values if v is not None and (isinstance(v, str) or v >= 0))
+            self._labels = {value: label for label, value in enumerate(known)}
+            self.class_names = tuple(map(str, self._labels))
         info = next(iter(splits.values())).info
         content = [info.dataset_name, info.config_name, str(info.version), info.dataset_size]
         # save_to_disk writes a hash. A dataset of the hub is identified by its name and version.
@@ -102,7 +113,7 @@ class HuggingFaceSource:
         return [
             Example(
                 _image_bytes(image),
-                -1 if label is None else int(label),
+                self._number(label),
                 str(index),
                 {name: values[i] for name, values in encoded.items()},
             )
@@ -111,12 +122,20 @@ class HuggingFaceSource:
             )
         ]
 
+    def _number(self, label: Any) -> int:
+        """Returns the number of a class; -1 where it is missing."""
+        if label is None:
+            return -1
+        return self._labels.get(label, -1) if self._labels else int(label)
+
     def labels(self) -> np.ndarray:
         """Returns the label of every example; -1 where it is missing."""
         if self._label is None:
             return np.full(len(self), -1)
-        column = self._rows.select_columns([self._label]).with_format("numpy")
-        labels = np.asarray(column[:][self._label])
+        column = self._rows.select_columns([self._label])
+        if self._labels:
+            return np.array(list(map(self._number, column[:][self._label])), np.int64)
+        labels = np.asarray(column.with_format("numpy")[:][self._label])
         if labels.dtype.kind == "f":  # NumPy shows missing labels as NaN.
             labels = np.where(np.isnan(labels), -1, labels)
         return labels.astype(np.int64)
@@ -130,6 +149,15 @@ def open_splits(
         split: HuggingFaceSource(name, split, data_dir, image_key=image_key, label_key=label_key)
         for split in _load_splits(_import_datasets(data_dir), name, data_dir)
     }
+
+
+def _label_column(wanted: str | None, classes: list[str], features: Any, described: str) -> str:
+    """Returns the name of the column with the class; one of integers or texts must be named so."""
+    name = wanted or "label"
+    kind = getattr(features.get(name), "dtype", "")
+    if (name not in classes and (wanted or not classes)) and kind.startswith(("int", "string")):
+        return name
+    return pick_feature(wanted, "label", classes, described)
 
 
 def _import_datasets(data_dir: str | None) -> Any:
