@@ -80,7 +80,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "model.num_heads": 2, "model.pooling": "token"}),
     "plain_few": ("quickstart.py", {**_PLAIN_FEW, "model.pooling": "token"}),
     "plain_rest": ("quickstart.py", {
-        **_PLAIN, **_EPOCHS, "data.train_split": "train[20%:]", "model.pooling": "token"}),
+        **_PLAIN, **_LONG, **_SLOW, "data.train_split": "train[20%:]", "model.pooling": "token"}),
     "quickstart": ("quickstart.py", {}),
     "distillation": ("distillation.py:small", {
         "distillation.teacher": "run:quickstart", "train_epochs": 160.0}),
@@ -114,7 +114,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "data.global_batch_size": 64, "optimizer.learning_rate": 4e-3}),
     "lit": ("lit.py:B/16", {
         **_PAIRS, **_BERT, **_WARMUP, "model.name": "LiT-ViT-Ti/2", "model.text.pooling": "first",
-        "model.text.pad_token": 0, "init_from": "run:plain", "train_steps": 200}),
+        "model.text.pad_token": 0, "init_from": "run:plain_long", "train_steps": 400}),
     "mae_pretrain": ("mae.py:small", {
         **_PRETRAIN, **_TOKEN, "train_epochs": 100.0, "data.augment.pad_pixels": 1,
         "optimizer.schedule.warmup_epochs": 5.0}),
@@ -171,7 +171,7 @@ ROWS = [
     Row("better_plain_vit", "plain_gap"), Row("muon", "plain_gap"),
     Row("flexivit", "plain_long"), Row("naflex", "plain_map"),
     Row("clip", "plain_long", metric=_ZERO), Row("siglip", "plain_long", metric=_ZERO),
-    Row("lit", "plain", metric=_ZERO),
+    Row("lit", "plain_long", metric=_ZERO),
     Row("mae", "plain_gap"), Row("dino", "plain_long"), Row("ibot", "plain_long"),
     Row("masked_patches", "plain_long"), Row("transfer", "plain_few", "pixels_few"),
 ]  # fmt: skip

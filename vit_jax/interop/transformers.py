@@ -86,14 +86,16 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     del given
     config, preprocessor = file.config(), file.config("preprocessor_config.json")
     check_keys(file, config, _KEYS)
-    pools = "pooler.dense.weight" in file.shapes and config.get("pooler_act", "tanh") != "tanh"
-    if config.get("num_channels", 3) != 3 or pools:
-        raise WeightsError(
-            f"config.json of {file.path.parent} with num_channels {config.get('num_channels')}"
-            f" and pooler_act {config.get('pooler_act')!r}",
-            "3 channels and 'tanh'",
-            "this kind of model is not supported",
-        )
+    needed: dict[str, Any] = {"num_channels": 3}
+    if "pooler.dense.weight" in file.shapes:
+        needed["pooler_act"] = "tanh"
+    for key, value in needed.items():
+        if config.get(key, value) != value:
+            raise WeightsError(
+                f"config.json of {file.path.parent} with {key} {config[key]!r}",
+                repr(value),
+                "this kind of model is not supported",
+            )
     try:
         patch, size = square_patch(file, config["patch_size"]), config["image_size"]
         options = vit_options(
