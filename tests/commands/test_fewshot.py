@@ -63,8 +63,8 @@ def error_of(arguments, capsys):
 def test_all_methods_write_results_and_the_cache_is_reused(base, tmp_path, capsys, caplog):
     folder = tmp_path / "run"
     methods = "--method=least_squares,knn,linear_probe"
-    small = ["--config.fewshot.probe_c=(0.01,1.0)", "--config.fewshot.knn_neighbours=(1,10)"]
-    arguments = [*base, methods, *small, f"--workdir={folder}"]
+    small = "--config.fewshot.probe_c=(0.01,1.0)"
+    arguments = [*base, methods, small, f"--workdir={folder}"]
     first = run_json(arguments, capsys)
     assert figures(first).keys() == {
         *(
@@ -221,7 +221,7 @@ def test_a_class_with_too_few_examples_is_named(weights, tmp_path, capsys):
         (["--shots=a"], "not a list of whole numbers"),
         (["--shots=200"], "class '9' of digits/1.0.0 train has 133"),
         (["--l2=0"], "'fewshot.l2' is 0"),
-        (["--config.fewshot.whitening=False"], "did you mean 'fewshot.whiten'"),
+        (["--config.fewshot.prob_c=(1.0,)"], "did you mean 'fewshot.probe_c'"),
         (["--nonsense=1"], "unknown argument '--nonsense=1'"),
         (["--config.seed=1"], "unknown config key 'seed'"),
         (["--dataset=digits"], "two datasets are named 'digits'"),

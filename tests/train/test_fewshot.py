@@ -19,7 +19,7 @@ FEWSHOT = [
     "fewshot.datasets.numbers.train_split=train[:300]",
     "fewshot.datasets.numbers.test_split=test[:100]",
     "fewshot.shots=(1,5)", "fewshot.seeds=(0,1)", "fewshot.interval_steps=10",
-    "fewshot.methods=('least_squares','knn')", "fewshot.knn_neighbours=(1,10)",
+    "fewshot.methods=('least_squares','knn')",
 ]  # fmt: skip
 NAMES = {
     *(
@@ -131,7 +131,7 @@ def test_too_few_examples_are_an_error_before_the_first_step(digits_dir, tmp_pat
         (["fewshot.shots=(5,5)"], "one or more different"),
         (["fewshot.seeds=()"], "one or more different"),
         (["fewshot.seeds=(-1,)"], "numbers of at least 0"),
-        (["fewshot.l2_grid=(0.0,1.0)"], "numbers above 0"),
+        (["fewshot.probe_c=(0.0,1.0)"], "numbers above 0"),
         (["fewshot.methods=('svm',)"], "one of least_squares, knn, linear_probe"),
         (["fewshot.datasets.numbers.split=x"], "unknown config key"),
     ],

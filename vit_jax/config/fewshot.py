@@ -94,44 +94,12 @@ class FewshotConfig(Section):
     """For least squares: training examples per class. Larger draws contain smaller ones."""
     seeds: tuple[int, ...] = option((0, 1, 2))
     """For least squares: seeds for drawing the shots. Accuracies are averaged over them."""
-    whiten: bool = option(True)
-    """Subtract the mean of the shots' features and divide by their standard deviation + 1e-5."""
-    bias: float | None = option(100.0, above=0)
-    """Value of a constant feature, whose weight is regularised like the others; None: no bias."""
     l2: float | None = option(None, above=0)
-    """L2 regularisation, e.g. 1024 as in big_vision; None: for each number of shots, the value of
-    `l2_grid` with the best held-out accuracy, averaged over the seeds.
-    """
-    l2_grid: tuple[float, ...] = option(tuple(2.0**i for i in range(-10, 21, 2)))
-    """Candidates for `l2`."""
-    held_out_per_class: int = option(20, at_least=1)
-    """Without a held_out_split: number of examples per class that are held out of the training
-    split to choose l2. They are never used as shots.
-    """
-    dtype: Literal["float32", "float64"] = option("float32")
-    """Type in which the regression is solved."""
-    held_out_fraction: float = option(0.1, above=0, at_most=0.5)
-    """For kNN and the linear probe, without a held_out_split: fraction of each class that is held
-    out of the training split to choose k and C.
-    """
-    knn_neighbours: tuple[int, ...] = option((1, 5, 10, 20, 50, 100, 200))
-    """Candidates for k. The defaults for k, vote and temperature follow arXiv:2104.14294, section
-    4.1, and its code.
-    """
-    knn_vote: Literal["weighted", "majority"] = option("weighted")
-    """weighted: a neighbour's vote has weight exp(cosine similarity / knn_temperature)
-    (arXiv:2104.14294).
-    """
-    knn_temperature: float = option(0.07, above=0)
-    """Temperature of the weighted vote; smaller: near neighbours count more
-    (arXiv:2104.14294).
+    """L2 regularisation, e.g. 1024 as in big_vision; None: for each number of shots, the power
+    of 4 with the best held-out accuracy, averaged over the seeds.
     """
     probe_c: tuple[float, ...] = option((1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0))
     """Candidates for C of scikit-learn's LogisticRegression: inverse regularisation strength."""
-    probe_memory_mb: int = option(2048, at_least=0)
-    """If the features are larger than this, the probe is trained by minibatch gradients."""
-    probe_epochs: int = option(50, at_least=1)
-    """Passes over the features when the probe is trained by minibatch gradients."""
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
@@ -140,13 +108,13 @@ class FewshotConfig(Section):
                 raise ConfigError(
                     f"has the name {name!r}", "a name without '/'", "rename it", key="datasets"
                 )
-        for key in ("methods", "shots", "seeds", "l2_grid", "knn_neighbours", "probe_c"):
+        for key in ("methods", "shots", "seeds", "probe_c"):
             values = getattr(self, key)
             if not values or len(set(values)) < len(values):
                 raise ConfigError(
                     f"is {values}", "one or more different values", "correct it", key=key
                 )
-        for key, least in {"shots": 1, "seeds": 0, "knn_neighbours": 1}.items():
+        for key, least in {"shots": 1, "seeds": 0}.items():
             if min(getattr(self, key)) < least:
                 raise ConfigError(
                     f"is {getattr(self, key)}",
@@ -154,11 +122,8 @@ class FewshotConfig(Section):
                     "correct it",
                     key=key,
                 )
-        for key in ("l2_grid", "probe_c"):
-            if min(getattr(self, key)) <= 0:
-                raise ConfigError(
-                    f"is {getattr(self, key)}", "numbers above 0", "correct it", key=key
-                )
+        if min(self.probe_c) <= 0:
+            raise ConfigError(f"is {self.probe_c}", "numbers above 0", "correct it", key="probe_c")
         if max(self.seeds) >= 2**32:
             raise ConfigError(f"is {self.seeds}", "numbers below 2**32", "correct it", key="seeds")
 

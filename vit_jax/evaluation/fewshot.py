@@ -1,6 +1,6 @@
 """Few-shot evaluation: closed-form ridge regression from frozen features to {-1, 1}^C.
 
-With whitened features z and a constant feature b (of value `bias`), the weights minimise
+With whitened features z and a constant feature of value b = 100, the weights minimise
 
     sum over examples of |W z + w b - y|^2 + l2 (|W|^2 + |w|^2),
 
@@ -12,11 +12,9 @@ feature of 100 would dominate the other features.
 Source: arXiv:2010.11929, section 4.1. Whitening, bias and l2 follow big_vision's evaluator.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +23,10 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.evaluation.threads import threads_for
 
-# Added to the standard deviation, as in big_vision.
-_EPSILON = 1e-5
+# As in big_vision: added to the standard deviation, and the value of the constant feature.
+_EPSILON, _BIAS = 1e-5, 100.0
 # Number of examples to classify at once.
 _ROWS = 4096
-Dtype = Literal["float32", "float64"]
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +37,7 @@ class RidgePath:
     Attributes:
         mean: [D], subtracted from the features.
         std: [D], the features are divided by it.
-        lhs: [D', R]; D' is D, or D + 1 if the constant feature is one of them.
+        lhs: [D, R].
         rhs: [R, C].
         eigs: [R], eigenvalues, at least 0.
         sums: [C], sum of the targets over the examples.
@@ -57,13 +54,7 @@ class RidgePath:
 
 
 def fit_ridge(
-    features: Float[np.ndarray, "N D"],
-    labels: Int[np.ndarray, " N"],
-    *,
-    num_classes: int,
-    whiten: bool,
-    bias: float | None,
-    dtype: Dtype = "float32",
+    features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, " N"], num_classes: int
 ) -> RidgePath:
     """Solves ridge regression on the device for every l2 at once.
 
@@ -71,87 +62,42 @@ def fit_ridge(
         features: features of the shots.
         labels: classes of the shots.
         num_classes: C.
-        whiten: subtract the mean of these features, divide by their standard deviation + 1e-5.
-        bias: value of the constant feature; None: no constant feature.
-        dtype: precision; float64 runs on the host if the device does not support it.
     """
-    with precision(dtype), threads_for(features.size):
-        x = jnp.asarray(np.asarray(features, dtype))
-        found = _fit(x, jnp.asarray(labels), num_classes, whiten, bias)
+    with jax.default_matmul_precision("highest"), threads_for(features.size):
+        found = _fit(jnp.asarray(features, jnp.float32), jnp.asarray(labels), num_classes)
         return jax.block_until_ready(found)
 
 
-@contextlib.contextmanager
-def precision(dtype: Dtype) -> Iterator[None]:
-    """Enables float64 if `dtype` is float64, and the highest precision of matmuls."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(jax.default_matmul_precision("highest"))
-        if dtype == "float64":
-            stack.enter_context(jax.enable_x64(True))
-            if jax.default_backend() == "tpu":
-                stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
-        yield
-
-
-@partial(jax.jit, static_argnums=(2, 3, 4))
-def _fit(
-    x: Float[Array, "N D"],
-    labels: Int[Array, " N"],
-    num_classes: int,
-    whiten: bool,
-    bias: float | None,
-) -> RidgePath:
-    count, width = x.shape
-    mean, std = jnp.zeros((width,), x.dtype), jnp.ones((width,), x.dtype)
-    if whiten:
-        mean, std = x.mean(0), x.std(0) + jnp.asarray(_EPSILON, x.dtype)
+@partial(jax.jit, static_argnums=2)
+def _fit(x: Float[Array, "N D"], labels: Int[Array, " N"], num_classes: int) -> RidgePath:
+    mean, std = x.mean(0), x.std(0) + _EPSILON
     z = (x - mean[None]) / std[None]
-    if bias is not None and not whiten:
-        z = jnp.pad(z, ((0, 0), (0, 1)), constant_values=bias)
     y = 2 * jax.nn.one_hot(labels, num_classes, dtype=x.dtype) - 1
-    if count >= z.shape[1]:
+    if len(z) >= z.shape[1]:
         eigs, q = jnp.linalg.eigh(z.T @ z)
         lhs, rhs = q, q.T @ (z.T @ y)
     else:
         eigs, q = jnp.linalg.eigh(z @ z.T)
         lhs, rhs = z.T @ q, q.T @ y
     eigs = jnp.maximum(eigs, 0)  # Rounding may make the smallest ones negative.
-    return RidgePath(mean, std, lhs, rhs, eigs, y.sum(0), jnp.asarray(count, x.dtype))
+    return RidgePath(mean, std, lhs, rhs, eigs, y.sum(0), jnp.asarray(len(z), x.dtype))
 
 
-@partial(jax.jit, static_argnums=(2, 3))
-def solve(
-    path: RidgePath, l2: Float[Array, ""], whiten: bool, bias: float | None
-) -> tuple[Float[Array, "D C"], Float[Array, " C"]]:
-    """Returns the weights for (features - mean) / std and the offsets, for one l2.
-
-    Args:
-        path: from `fit_ridge` with the same `whiten` and `bias`.
-        l2: regularisation strength, above 0.
-        whiten: see `fit_ridge`.
-        bias: see `fit_ridge`.
-    """
+@jax.jit
+def solve(path: RidgePath, l2: Float[Array, ""]) -> tuple[Float[Array, "D C"], Float[Array, " C"]]:
+    """Returns the weights for (features - mean) / std and the offsets, for one l2 above 0."""
     weights = (path.lhs / (path.eigs + l2)[None]) @ path.rhs
-    if bias is None:
-        return weights, jnp.zeros_like(path.sums)
-    constant = jnp.asarray(bias, path.sums.dtype)
-    if not whiten:
-        return weights[:-1], constant * weights[-1]
-    return weights, constant**2 * path.sums / (constant**2 * path.count + l2)
+    return weights, _BIAS**2 * path.sums / (_BIAS**2 * path.count + l2)
 
 
-@partial(jax.jit, static_argnums=(3, 4))
+@jax.jit
 def _classify(
-    path: RidgePath,
-    x: Float[Array, "T D"],
-    l2s: Float[Array, " L"],
-    whiten: bool,
-    bias: float | None,
+    path: RidgePath, x: Float[Array, "T D"], l2s: Float[Array, " L"]
 ) -> Int[Array, "L T"]:
     z = (x - path.mean[None]) / path.std[None]
 
     def classes(l2: jax.Array) -> jax.Array:
-        weights, offset = solve(path, l2, whiten, bias)
+        weights, offset = solve(path, l2)
         return jnp.argmax(z @ weights + offset[None], axis=1)
 
     return jax.lax.map(classes, l2s)
@@ -162,30 +108,23 @@ def accuracies(
     features: Float[np.ndarray, "T D"],
     labels: Int[np.ndarray, " T"],
     l2s: Sequence[float],
-    *,
-    whiten: bool,
-    bias: float | None,
-    dtype: Dtype = "float32",
 ) -> Float[np.ndarray, " L"]:
     """Returns the top-1 accuracy for each l2.
 
     Args:
-        path: from `fit_ridge` with the same `whiten`, `bias` and `dtype`.
+        path: from `fit_ridge`.
         features: any number of examples; the device gets a few thousand at a time.
         labels: classes of the examples.
         l2s: regularisation strengths.
-        whiten: see `fit_ridge`.
-        bias: see `fit_ridge`.
-        dtype: see `fit_ridge`.
     """
     correct = np.zeros(len(l2s), np.int64)
     rows = min(_ROWS, len(features))
-    with precision(dtype):
-        strengths = jnp.asarray(np.asarray(l2s, dtype))
+    with jax.default_matmul_precision("highest"):
+        strengths = jnp.asarray(l2s, jnp.float32)
         for start in range(0, len(features), rows):
-            part = np.asarray(features[start : start + rows], dtype)
+            part = np.asarray(features[start : start + rows], np.float32)
             own = len(part)
             part = np.pad(part, ((0, rows - own), (0, 0)))  # One shape, so one compilation.
-            found = np.asarray(_classify(path, jnp.asarray(part), strengths, whiten, bias))
+            found = np.asarray(_classify(path, jnp.asarray(part), strengths))
             correct += (found[:, :own] == labels[None, start : start + own]).sum(1)
     return correct / len(features)

@@ -6,16 +6,14 @@ The evaluation follows arXiv:2104.14294, section 4.1.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from vit_jax.evaluation.fewshot import precision
-
-Vote = Literal["weighted", "majority"]
+# Smaller: near neighbours count more (arXiv:2104.14294, section 4.1).
+_TEMPERATURE = 0.07
 # Largest number of similarities in memory.
 _SIMILARITIES = 1 << 26
 _MOST_ROWS = 1024
@@ -29,8 +27,6 @@ def knn_accuracies(
     neighbours: Sequence[int],
     *,
     num_classes: int,
-    vote: Vote = "weighted",
-    temperature: float = 0.07,
 ) -> Float[np.ndarray, " K"]:
     """Returns the top-1 accuracy for each number of neighbours.
 
@@ -43,30 +39,19 @@ def knn_accuracies(
         labels: classes of the examples to classify.
         neighbours: values of k; at most all training examples are used.
         num_classes: C.
-        vote: "weighted": a vote counts exp(similarity / temperature); "majority": 1.
-        temperature: above 0.
     """
     counts = tuple(min(k, len(bank)) for k in neighbours)
     rows = max(1, min(_SIMILARITIES // len(bank), _MOST_ROWS, len(queries)))
     correct = np.zeros(len(counts), np.int64)
-    with precision("float32"):
+    with jax.default_matmul_precision("highest"):
         known = _normalised(jnp.asarray(np.asarray(bank, np.float32)))
         known_labels = jnp.asarray(bank_labels)
         for start in range(0, len(queries), rows):
             part = np.asarray(queries[start : start + rows], np.float32)
             own = len(part)
             part = np.pad(part, ((0, rows - own), (0, 0)))  # One shape, so one compilation.
-            found = np.asarray(
-                _vote(
-                    known,
-                    known_labels,
-                    jnp.asarray(part),
-                    counts,
-                    num_classes,
-                    vote,
-                    jnp.float32(temperature),
-                )
-            )
+            found = _vote(known, known_labels, jnp.asarray(part), counts, num_classes)
+            found = np.asarray(found)
             correct += (found[:, :own] == labels[None, start : start + own]).sum(1)
     return correct / len(queries)
 
@@ -76,21 +61,18 @@ def _normalised(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
     return x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
+@partial(jax.jit, static_argnums=(3, 4))
 def _vote(
     bank: Float[Array, "N D"],
     bank_labels: Int[Array, " N"],
     queries: Float[Array, "T D"],
     counts: tuple[int, ...],
     num_classes: int,
-    vote: Vote,
-    temperature: Float[Array, ""],
 ) -> Int[Array, "K T"]:
     similarity, nearest = jax.lax.top_k(_normalised(queries) @ bank.T, max(counts))
     voters = bank_labels[nearest]  # T, most neighbours
     # Subtracting the largest keeps the exponential finite and the order unchanged.
-    shifted = (similarity - similarity[:, :1]) / temperature
-    weights = jnp.exp(shifted) if vote == "weighted" else jnp.ones_like(similarity)
+    weights = jnp.exp((similarity - similarity[:, :1]) / _TEMPERATURE)
     rows = jnp.arange(len(queries))[:, None]
 
     def classes(count: int) -> jax.Array:

@@ -8,7 +8,6 @@ corresponds to half the C.)
 import logging
 import warnings
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from vit_jax.evaluation.fewshot import precision
 from vit_jax.evaluation.threads import threads_for
 from vit_jax.rng import generator
 
@@ -25,15 +23,17 @@ log = logging.getLogger(__name__)
 _EPSILON = 1e-5
 _ITERATIONS = 1000
 _ROWS = 8192
+# Features that scikit-learn gets, in bytes; larger ones are for minibatch training.
+_MEMORY = 2e9
 # For minibatch training.
-_BATCH_SIZE, _LEARNING_RATE = 1024, 0.02
+_BATCH_SIZE, _LEARNING_RATE, _EPOCHS = 1024, 0.02, 50
 # Minimum number of steps per epoch. With few examples, the batches are smaller.
 _MIN_STEPS = 16
 
 
-def fits_in_memory(features: Float[np.ndarray, "N D"], memory_mb: int) -> bool:
+def fits_in_memory(features: Float[np.ndarray, "N D"]) -> bool:
     """Returns whether the features fit in memory, as scikit-learn requires."""
-    return features.shape[0] * features.shape[1] * 4 <= memory_mb * 1e6
+    return features.shape[0] * features.shape[1] * 4 <= _MEMORY
 
 
 def probe_accuracies(
@@ -45,7 +45,6 @@ def probe_accuracies(
     *,
     num_classes: int,
     by_gradient: bool,
-    epochs: int,
     seed: int,
 ) -> Float[np.ndarray, " G"]:
     """Returns the top-1 accuracy for each C.
@@ -58,13 +57,13 @@ def probe_accuracies(
         strengths: values of C, the inverse regularisation strength.
         num_classes: number of classes of the dataset.
         by_gradient: train with Adam on minibatches instead of scikit-learn's L-BFGS.
-        epochs: epochs of minibatch training.
         seed: seed of the minibatch order.
     """
     mean, std = _moments(features)
     if by_gradient:
-        train = partial(train_by_gradient, epochs=epochs, seed=seed)
-        kernels, intercepts = train(features, labels, strengths, num_classes, mean, std)
+        kernels, intercepts = train_by_gradient(
+            features, labels, strengths, num_classes, mean, std, seed=seed
+        )
     else:
         scaled = (features - mean) / std
         kernels, intercepts = train_by_lbfgs(scaled, labels, strengths, num_classes)
@@ -140,7 +139,6 @@ def train_by_gradient(
     mean: Float[np.ndarray, " D"],
     std: Float[np.ndarray, " D"],
     *,
-    epochs: int,
     seed: int,
 ) -> tuple[Float[np.ndarray, "G D C"], Float[np.ndarray, "G C"]]:
     """Trains one probe for each C on the same minibatches; returns kernels and intercepts.
@@ -152,13 +150,12 @@ def train_by_gradient(
         num_classes: number of classes of the dataset.
         mean: mean of the features.
         std: standard deviation of the features.
-        epochs: number of epochs; the learning rate follows a cosine down to 0.
         seed: seed of the minibatch order.
     """
     count, width = features.shape
     rows = max(1, min(_BATCH_SIZE, count // _MIN_STEPS))
     per_epoch = count // rows
-    optimizer = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, epochs * per_epoch))
+    optimizer = optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, _EPOCHS * per_epoch))
     decay = jnp.asarray(1 / (np.asarray(strengths) * count), jnp.float32)
     params = (
         jnp.zeros((len(strengths), width, num_classes), jnp.float32),
@@ -183,8 +180,8 @@ def train_by_gradient(
         updated = optax.apply_updates(params, updates)
         return updated, state  # pyright: ignore[reportReturnType]
 
-    with precision("float32"):
-        for epoch in range(epochs):
+    with jax.default_matmul_precision("highest"):
+        for epoch in range(_EPOCHS):
             order = generator(seed, "probe", epoch).permutation(count)
             for start in range(0, per_epoch * rows, rows):
                 chosen = np.sort(order[start : start + rows])

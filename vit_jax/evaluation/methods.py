@@ -26,6 +26,13 @@ from vit_jax.evaluation.linear_probe import fits_in_memory, probe_accuracies
 MethodResult = tuple[dict[str, float], dict[str, Any]]
 
 
+# Candidates for l2 of least squares.
+_L2_GRID = tuple(2.0**i for i in range(-10, 21, 2))
+# Candidates for k; they follow arXiv:2104.14294, section 4.1, and its code.
+_NEIGHBOURS = (1, 5, 10, 20, 50, 100, 200)
+# Without a held-out split: training examples of each class that are never shots, to choose l2 on;
+# and the share of each class that is held out of the training split, to choose k and C on.
+_HELD_OUT_PER_CLASS, _HELD_OUT_FRACTION = 20, 0.1
 # Method -> how the names of its metrics start.
 _PREFIXES = {"least_squares": "fewshot", "knn": "knn", "linear_probe": "linear_probe"}
 
@@ -96,27 +103,22 @@ def _least_squares(splits: Splits, config: FewshotConfig, name: str) -> MethodRe
     orders = {seed: class_orders(train.labels, classes, seed) for seed in config.seeds}
     metrics: dict[str, float] = {}
     details: dict[str, Any] = {"chosen_on": _chosen_on(splits, config)}
-    options: Any = {"whiten": config.whiten, "bias": config.bias, "dtype": config.dtype}
     for shots in config.shots:
         paths: dict[int, RidgePath] = {}
         for seed, order in orders.items():
             chosen = draw_shots(order, shots)
-            paths[seed] = fit_ridge(
-                train.values[chosen], train.labels[chosen], num_classes=classes, **options
-            )
+            paths[seed] = fit_ridge(train.values[chosen], train.labels[chosen], classes)
         l2, row = config.l2, {}
         if l2 is None:
             scores = [
-                accuracies(
-                    path, *_choose_on(splits, orders[seed], config), config.l2_grid, **options
-                )
+                accuracies(path, *_choose_on(splits, orders[seed], config), _L2_GRID)
                 for seed, path in paths.items()
             ]
             mean = np.mean(scores, axis=0)
-            l2 = best(config.l2_grid, mean)
-            row["held_out_accuracy"] = _named(config.l2_grid, mean.tolist())
+            l2 = best(_L2_GRID, mean)
+            row["held_out_accuracy"] = _named(_L2_GRID, mean.tolist())
         tests = [
-            float(accuracies(p, splits.test.values, splits.test.labels, [l2], **options)[0])
+            float(accuracies(p, splits.test.values, splits.test.labels, [l2])[0])
             for p in paths.values()
         ]
         at = f"fewshot/{name}/{shots}_shot"
@@ -137,7 +139,7 @@ def _chosen_on(splits: Splits, config: FewshotConfig) -> str:
     if splits.held_out is not None:
         return f"{len(splits.held_out.labels)} examples of the held-out split"
     return (
-        f"up to {config.held_out_per_class} examples of each class of the training split that are"
+        f"up to {_HELD_OUT_PER_CLASS} examples of each class of the training split that are"
         f" not among the {max(config.shots)} shots"
     )
 
@@ -148,7 +150,7 @@ def _choose_on(
     """Returns the features and labels to choose l2 on."""
     if splits.held_out is not None:
         return splits.held_out.values, splits.held_out.labels
-    places = draw_held_out(order, max(config.shots), config.held_out_per_class)
+    places = draw_held_out(order, max(config.shots), _HELD_OUT_PER_CLASS)
     return splits.train.values[places], splits.train.labels[places]
 
 
@@ -168,36 +170,31 @@ def best(grid: Sequence[float], scores: np.ndarray, *, most: bool = True) -> flo
 
 
 def _knn(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
-    options: Any = {
-        "num_classes": splits.num_classes,
-        "vote": config.knn_vote,
-        "temperature": config.knn_temperature,
-    }
     learn, choose, chosen_on = _learn_and_choose(splits, config)
-    k, tried = config.knn_neighbours[0], {}
-    if len(config.knn_neighbours) > 1:
-        scores = knn_accuracies(
-            learn.values,
-            learn.labels,
-            choose.values,
-            choose.labels,
-            config.knn_neighbours,
-            **options,
+
+    def score(bank: Features, queries: Features, neighbours: Sequence[int]) -> np.ndarray:
+        return knn_accuracies(
+            bank.values,
+            bank.labels,
+            queries.values,
+            queries.labels,
+            neighbours,
+            num_classes=splits.num_classes,
         )
-        k = int(best(config.knn_neighbours, scores, most=False))
-        tried = _named(config.knn_neighbours, scores.tolist())
-    train, test = splits.train, splits.test
-    found = knn_accuracies(train.values, train.labels, test.values, test.labels, [k], **options)
+
+    scores = score(learn, choose, _NEIGHBOURS)
+    k = int(best(_NEIGHBOURS, scores, most=False))
+    tried = _named(_NEIGHBOURS, scores.tolist())
+    found = score(splits.train, splits.test, [k])
     metrics = {f"knn/{name}/accuracy_top1": float(found[0]), f"knn/{name}/neighbours": k}
     return metrics, {"chosen_on": chosen_on, "held_out_accuracy": tried}
 
 
 def _linear_probe(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
-    by_gradient = not fits_in_memory(splits.train.values, config.probe_memory_mb)
+    by_gradient = not fits_in_memory(splits.train.values)
     options: Any = {
         "num_classes": splits.num_classes,
         "by_gradient": by_gradient,
-        "epochs": config.probe_epochs,
         "seed": config.seeds[0],
     }
     learn, choose, chosen_on = _learn_and_choose(splits, config)
@@ -223,7 +220,7 @@ def _learn_and_choose(splits: Splits, config: FewshotConfig) -> tuple[Features, 
     if splits.held_out is not None:
         chosen_on = f"{len(splits.held_out.labels)} examples of the held-out split"
         return splits.train, splits.held_out, chosen_on
-    fraction, train = config.held_out_fraction, splits.train
+    fraction, train = _HELD_OUT_FRACTION, splits.train
     kept, held_out = hold_out(train.labels, splits.num_classes, fraction, config.seeds[0])
     learn, choose = (Features(train.values[p], train.labels[p]) for p in (kept, held_out))
     return learn, choose, f"{len(held_out)} examples held out of the training split"
