@@ -92,7 +92,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         **_IMAGENET, **_GAP, **_WARMUP, **_RANDAUGMENT}),
     "muon": ("muon.py:90", {
         **_IMAGENET, **_GAP, **_WARMUP, **_RANDAUGMENT, "train_epochs": 100.0}),
-    "deit3": ("deit3.py:S/16", {**_IMAGENET, **_TOKEN}),
+    "deit3": ("deit3.py:S/16", {
+        **_IMAGENET, **_TOKEN, "train_epochs": 400.0, "optimizer.learning_rate": 6e-3}),
     "folder": ("folder.py:split", {
         **_GAP, **_LONG, "data.data_dir": "photos:", "data.image_size": 8,
         "data.augment.flip": False, "data.eval_crop": "resize"}),
@@ -106,7 +107,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "train_examples": 287_400}),
     "clip": ("clip.py:B/32", {
         **_PAIRS, **_WARMUP, "train_epochs": 200.0, "data.global_batch_size": 64,
-        "model.name": "CLIP-ViT-Ti/2", "model.embedding_size": 64,
+        "data.augment.crop": "pad", "data.augment.pad_pixels": 1, "model.name": "CLIP-ViT-Ti/2", "model.embedding_size": 64,
         "data.captions.tokenizer": "vocabulary:clip", "model.text.context_length": 40,
         "model.text.vocabulary_size": len(_CLIP), "optimizer.learning_rate": 2e-3}),
     "siglip": ("siglip.py:B/16", {
@@ -166,7 +167,7 @@ class Row(NamedTuple):
 
 ROWS = [
     Row("quickstart", "plain_flatten"), Row("distillation", "plain_tiny"),
-    Row("cifar10", "plain_gap"), Row("cifar10_small", "plain_long"), Row("folder", "plain_gap"),
+    Row("cifar10", "plain_gap"), Row("cifar10_small", "plain_long"), Row("folder", "plain_gap", metric="eval/val/accuracy_top1"),
     Row("pretrain", "plain_long"), Row("augreg", "plain_long"), Row("deit3", "plain_long"),
     Row("better_plain_vit", "plain_gap"), Row("muon", "plain_gap"),
     Row("flexivit", "plain_long"), Row("naflex", "plain_map"),
