@@ -107,7 +107,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "train_examples": 287_400}),
     "clip": ("clip.py:B/32", {
         **_PAIRS, **_WARMUP, "train_epochs": 200.0, "data.global_batch_size": 64,
-        "data.augment.crop": "pad", "data.augment.pad_pixels": 1, "model.name": "CLIP-ViT-Ti/2", "model.embedding_size": 64,
+        "data.augment.crop": "pad", "data.augment.pad_pixels": 1,
+        "model.name": "CLIP-ViT-Ti/2", "model.embedding_size": 64,
         "data.captions.tokenizer": "vocabulary:clip", "model.text.context_length": 40,
         "model.text.vocabulary_size": len(_CLIP), "optimizer.learning_rate": 2e-3}),
     "siglip": ("siglip.py:B/16", {
@@ -167,7 +168,8 @@ class Row(NamedTuple):
 
 ROWS = [
     Row("quickstart", "plain_flatten"), Row("distillation", "plain_tiny"),
-    Row("cifar10", "plain_gap"), Row("cifar10_small", "plain_long"), Row("folder", "plain_gap", metric="eval/val/accuracy_top1"),
+    Row("cifar10", "plain_gap"), Row("cifar10_small", "plain_long"),
+    Row("folder", "plain_gap", metric="eval/val/accuracy_top1"),
     Row("pretrain", "plain_long"), Row("augreg", "plain_long"), Row("deit3", "plain_long"),
     Row("better_plain_vit", "plain_gap"), Row("muon", "plain_gap"),
     Row("flexivit", "plain_long"), Row("naflex", "plain_map"),
