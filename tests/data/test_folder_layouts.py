@@ -101,6 +101,10 @@ def labelled(suffix=".cls", **labels):
 def test_shards_with_labels(tmp_path):
     one, two = (labelled(**{f"k2_{n}": b"10", f"k10_{n}": b"2 ", f"a_{n}": b"1"}) for n in range(2))
     assert classes_of(tmp_path / "cls", s0=one, s1=two) == (("1", "2", "10"), 6, 0)
+    assert classes_of(tmp_path / "txt", s=labelled(".cls.txt", a=b"0", b=b"1"))[:2] == (
+        ("0", "1"),
+        2,
+    )
     one = labelled(".json", a=b'{"label": "cat"}', b=b'{"label": "dog"}')
     two = labelled(".json", c=b'{"cls": "cat"}', d=b'{"cls": "cat"}')
     assert classes_of(tmp_path / "json", s0=one, s1=two) == (("cat", "dog"), 4, 0)
@@ -168,7 +172,7 @@ def test_two_forms_of_a_name_are_one_class(tmp_path):
     assert list_images(tree(tmp_path, f"train/{nfc}", f"val/{nfd}")).class_names == (nfc,)
 
 
-@pytest.mark.parametrize("separator", [",", "\t"])
+@pytest.mark.parametrize("separator", [",", "\t", ";"])
 def test_spaces_and_tabs_in_a_table(tmp_path, separator):
     tree(tmp_path, ".")
     rows = (("path", "label"), ("0.png", "cat"), ("1.png", " cat"), ("2.png", "dog "))

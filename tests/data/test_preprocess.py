@@ -1,5 +1,6 @@
 """Preprocessing for a loaded model, from files, arrays and PIL images."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from weight_files import random_loaded
 import vit_jax
 from vit_jax.data.decode import encode_plain
 from vit_jax.data.preprocess import Preprocess, preprocess_of
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
 from vit_jax.models.family import EvalView
@@ -99,6 +100,38 @@ def test_it_follows_what_the_weights_expect(tmp_path):
     assert hf.view == EvalView("central", 0.875, interpolation="bicubic")
     new = vit_jax.create_model("ViT-Mini/4", image_size=32)
     assert preprocess_of(new) == Preprocess((32, 32))
+
+
+@pytest.mark.parametrize("crop", ["central", "resize", "squash_central"])
+def test_a_written_processor_resizes_and_crops_as_before(crop, tmp_path):
+    """transformers resizes to `size`, without the aspect ratio if it is a height and a width."""
+    view = EvalView(crop, 0.8, interpolation="bicubic")
+    save(dataclasses.replace(random_loaded(), view=view), tmp_path / "hf", "transformers")
+    path = tmp_path / "hf" / "preprocessor_config.json"
+    processor = json.loads(path.read_text())
+    size = {"central": {"shortest_edge": 40}, "squash_central": {"height": 40, "width": 40}}
+    assert processor["size"] == size.get(crop, {"height": 32, "width": 32})
+    assert processor.get("do_center_crop", False) == (crop != "resize")
+    assert load(tmp_path / "hf").view == view
+    del processor["vit_jax_view"]
+    path.write_text(json.dumps(processor))
+    found = load(tmp_path / "hf").view
+    assert (found.crop, found.interpolation) == (crop, "bicubic")
+    assert crop == "resize" or found.central_fraction == 0.8
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "changes", "words"),
+    [
+        ("transformers", "preprocessor_config.json", {"do_resize": False}, "do_resize False"),
+        ("transformers", "preprocessor_config.json", {"do_rescale": False}, "do_rescale False"),
+        ("transformers", "preprocessor_config.json", {"rescale_factor": 1}, "rescale_factor 1;"),
+        ("timm", "config.json", {"crop_mode": "border"}, "crop_mode 'border'"),
+    ],
+)
+def test_preprocessing_that_is_not_supported_is_refused(format, name, changes, words, tmp_path):
+    with pytest.raises(WeightsError, match=words):
+        _save_with(tmp_path / "model", format, name, **changes)
 
 
 @pytest.mark.parametrize(

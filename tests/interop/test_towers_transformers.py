@@ -13,6 +13,7 @@ from vit_jax.interop.export import export_stablehlo
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
 from vit_jax.interop.tensors import open_tensors
+from vit_jax.models.family import EvalView
 
 SIDE, PATCH, WIDTH, TEXT_WIDTH, OUT, VOCABULARY, CONTEXT = 16, 4, 32, 24, 20, 60, 9
 _TEXT = {
@@ -132,6 +133,27 @@ def test_a_folder_is_read_and_written_bit_for_bit(kind, activation, tmp_path):
     for name in theirs.shapes:
         np.testing.assert_array_equal(theirs.load(name), ours.load(name), err_msg=name)
     assert_same(load(tmp_path / "ours"), loaded)
+
+
+def test_crop_and_filter_are_those_of_the_image_processor(tmp_path):
+    assert load(write_folder(tmp_path / "plain", "clip", "gelu")).view == EvalView(
+        "central", 1.0, interpolation="bicubic"
+    )
+    size = {"size": {"shortest_edge": 10}, "crop_size": {"height": 8, "width": 8}}
+    processor = {**size, "do_center_crop": True, "resample": 2}
+    folder = write_folder(tmp_path / "own", "clip", "gelu", processor)
+    assert load(folder).view == EvalView("central", 0.8)
+    save(load(folder), tmp_path / "ours", "transformers")
+    assert load(tmp_path / "ours").view == EvalView("central", 0.8)
+
+
+def test_the_dictionaries_of_old_configs_have_priority(tmp_path):
+    more = {"text_config_dict": {"hidden_act": "quick_gelu"}, "vision_config_dict": None}
+    folder = write_folder(tmp_path / "old", "clip", "gelu")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | more))
+    loaded = load(folder)
+    assert (loaded.options.text.activation, loaded.options.image.mlp) == ("quick_gelu", "gelu")
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])

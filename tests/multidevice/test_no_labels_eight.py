@@ -13,8 +13,7 @@ pytestmark = [pytest.mark.multidevice, pytest.mark.slow]
 STEPS = 3
 _DINO = {
     "local_crops": 1, "local_size": 8, "prototypes": 16, "head_width": 32, "bottleneck": 8,
-    "momentum": 0.9, "centre_momentum": 0.5, "teacher_temperature": 0.2,
-    "first_teacher_temperature": 0.2,
+    "momentum": 0.9, "teacher_temperature": 0.2,
 }  # fmt: skip
 TASKS = {
     "mae": {"task": "mae", "mae": {"decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}},

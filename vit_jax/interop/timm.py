@@ -185,7 +185,14 @@ def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
         antialias=bool(pretrained.get(_ANTIALIAS, True)),
         interpolation="bicubic" if pretrained.get("interpolation") == "bicubic" else "bilinear",
     )
-    if pretrained.get("crop_mode") != "squash":
+    mode = pretrained.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise WeightsError(
+            f"config.json of a model with crop_mode {mode!r}",
+            "'center' or 'squash'",
+            "change it there; `predict` will crop so",
+        )
+    if mode == "center":
         return view
     if pretrained.get("crop_pct") in (None, 1.0):
         return dataclasses.replace(view, crop="resize", central_fraction=0.875)

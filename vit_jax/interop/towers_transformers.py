@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo
+from vit_jax.interop.image_processor import read_processor, write_processor
 from vit_jax.interop.name_table import (
     Flat,
     Row,
@@ -19,7 +20,6 @@ from vit_jax.interop.name_table import (
     torch_patch_rows,
     write_rows,
 )
-from vit_jax.interop.normalization import normalization_of
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.towers import (
     Scalar,
@@ -103,7 +103,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         WeightsError: config.json has an option that our models do not have.
     """
     del given
-    config, preprocessor = file.config(), file.config("preprocessor_config.json")
+    config = file.config()
     kind = config["model_type"]
     named = (config.get("architectures") or [""])[0]
     if named.endswith("ForImageClassification"):
@@ -113,9 +113,14 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
             "use the model without a classifier, e.g. for `fewshot`",
         )
     check_keys(file, config, _KEYS)
-    for section in ("text_config", "vision_config"):
-        check_keys(file, config.get(section) or {}, _TOWER_KEYS)
-    text, image = ({**_DEFAULTS[kind][t], **config.get(f"{t}_config", {})} for t in _DEFAULTS[kind])
+    towers = []
+    for section, defaults in _DEFAULTS[kind].items():
+        # Files of old versions repeat values in text_config_dict; these have priority there.
+        own = dict(config.get(f"{section}_config") or {})
+        own |= config.get(f"{section}_config_dict") or {}
+        check_keys(file, own, _TOWER_KEYS)
+        towers.append({**defaults, **own})
+    text, image = towers
     for tower in (text, image):
         if tower["hidden_act"] not in _ACTIVATIONS or not tower.get("vision_use_head", True):
             raise WeightsError(
@@ -150,16 +155,16 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         projection_bias=not is_clip,
         bias_init=None if is_clip else -10.0,
     )
+    default = EvalView("central" if is_clip else "resize", 1.0, interpolation="bicubic")
+    view, normalization = read_processor(file, default)
     return WeightsInfo(
         f"transformers safetensors ({'CLIPModel' if is_clip else 'SiglipModel'})",
         options,
         0,
         (size, size) if isinstance(size, int) else tuple(size),
         tuple(clip_table() if is_clip else siglip_table()),
-        view=EvalView(central_fraction=1.0) if is_clip else EvalView("resize"),
-        normalization=normalization_of(
-            preprocessor.get("image_mean"), preprocessor.get("image_std")
-        ),
+        view=view,
+        normalization=normalization,
         unused=_UNUSED,
     )
 
@@ -321,16 +326,8 @@ def to_tensors(loaded: "Loaded") -> Tensors:
             part["projection_dim"] = model.embedding_size
     else:
         text["projection_size"] = model.embedding_size
-    return Tensors(tensors, {"config.json": config, "preprocessor_config.json": _images(side)})
-
-
-def _images(side: int) -> dict[str, Any]:
-    return {
-        "image_processor_type": "SiglipImageProcessor",
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "size": {"height": side, "width": side},
-    }
+    processor = write_processor(loaded.view, side)
+    return Tensors(tensors, {"config.json": config, "preprocessor_config.json": processor})
 
 
 def _their_sizes(shape: Any) -> dict[str, int]:

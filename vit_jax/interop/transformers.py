@@ -1,6 +1,5 @@
 """Folders of Hugging Face transformers: `ViTForImageClassification` and `ViTModel`."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.errors import WeightsError, first_few
 from vit_jax.interop import towers_transformers
 from vit_jax.interop.formats import Format, Tensors, WeightsInfo
+from vit_jax.interop.image_processor import read_processor, write_processor
 from vit_jax.interop.name_table import (
     Flat,
     Row,
@@ -20,7 +20,6 @@ from vit_jax.interop.name_table import (
     torch_patch_rows,
     write_rows,
 )
-from vit_jax.interop.normalization import Normalization, normalization_of
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.interop.vit_formats import (
     check_keys,
@@ -30,14 +29,11 @@ from vit_jax.interop.vit_formats import (
     vit_options,
     with_learned_table,
 )
-from vit_jax.models.family import EvalView
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
 
 _LAYER = "encoder.layer.{layer}"
-# Key of preprocessor_config.json that only this package reads, and Pillow's numbers of filters.
-_VIEW, _BILINEAR, _BICUBIC = "vit_jax_view", 2, 3
 # Names that transformers gives to classes without names.
 _NO_NAME = "LABEL_"
 # Keys of a ViT's config.json that are read, or change nothing in evaluation.
@@ -84,7 +80,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         WeightsError: config.json lacks a key, or has an option that our models do not have.
     """
     del given
-    config, preprocessor = file.config(), file.config("preprocessor_config.json")
+    config = file.config()
     check_keys(file, config, _KEYS)
     needed: dict[str, Any] = {"num_channels": 3}
     if "pooler.dense.weight" in file.shapes:
@@ -126,6 +122,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     names = tuple(labels[key] for key in sorted(labels, key=int))
     if all(str(name).startswith(_NO_NAME) for name in names):
         names = ()
+    view, normalization = read_processor(file)
     return WeightsInfo(
         "transformers safetensors",
         options,
@@ -133,8 +130,8 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         (size, size) if isinstance(size, int) else tuple(size),
         tuple(name_table()),
         class_names=names if head and len(names) == head[0] else None,
-        view=_eval_view(preprocessor),
-        normalization=_read_normalization(preprocessor),
+        view=view,
+        normalization=normalization,
         unused=("embeddings.mask_token",),
     )
 
@@ -149,42 +146,6 @@ def _check_depth(file: TensorFile, depth: int) -> None:
             "the same number",
             "restore config.json, or download all files of the model",
         )
-
-
-def _eval_view(preprocessor: Mapping[str, Any]) -> EvalView:
-    """Returns crop and filter of the image processor: the whole image, unless it crops the centre.
-
-    A `crop_size` of 224 after resizing the short side to 256 is a central fraction of 0.875.
-    """
-    if not preprocessor:
-        return EvalView()
-    filter = "bicubic" if preprocessor.get("resample") == _BICUBIC else "bilinear"
-    short, cropped = (preprocessor.get(key) for key in ("size", "crop_size"))
-    side = cropped or short or {}
-    side = side.get("height") if isinstance(side, Mapping) else side
-    own = preprocessor.get(_VIEW)
-    written = _resizing(EvalView(**own), side) if own and side else {}
-    if own and all(preprocessor.get(key) == written.get(key) for key in ("size", "resample")):
-        return EvalView(**own)
-    if not preprocessor.get("do_center_crop"):
-        return EvalView("resize", interpolation=filter)
-    # DeiT's processor, and any whose size is {height, width}, resizes without the aspect ratio.
-    named = preprocessor.get("image_processor_type", preprocessor.get("feature_extractor_type", ""))
-    squash = isinstance(short, Mapping) and "height" in short
-    squash = squash or (isinstance(short, int) and named.startswith("DeiT"))
-    if isinstance(short, Mapping):
-        short = short.get("height", short.get("shortest_edge"))
-    cropped = cropped.get("height") if isinstance(cropped, Mapping) else cropped
-    fraction = min(cropped / short, 1.0) if short and cropped else EvalView().central_fraction
-    if squash and fraction == 1.0:
-        return EvalView("resize", interpolation=filter)
-    return EvalView("squash_central" if squash else "central", fraction, interpolation=filter)
-
-
-def _read_normalization(preprocessor: Mapping[str, Any]) -> Normalization | None:
-    if preprocessor.get("do_normalize") is False:  # The model takes images in [0, 1].
-        return normalization_of((0.0,) * 3, (1.0,) * 3)
-    return normalization_of(preprocessor.get("image_mean"), preprocessor.get("image_std"))
 
 
 def name_table() -> list[Row]:
@@ -251,35 +212,8 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
-    preprocessor = {
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "do_normalize": True,
-        "do_rescale": True,
-        **_resizing(loaded.view, side),
-    }
-    return Tensors(named, {"config.json": config, "preprocessor_config.json": preprocessor})
-
-
-def _resizing(view: EvalView, side: int) -> dict[str, Any]:
-    """Returns the image processor that crops and resizes as in a model's evaluation.
-
-    `ViTImageProcessor` cannot crop. "squash_central" becomes a central crop.
-    """
-    filter = _BICUBIC if view.interpolation == "bicubic" else _BILINEAR
-    found: dict[str, Any] = {"do_resize": True, "resample": filter}
-    found[_VIEW] = dataclasses.asdict(view)
-    square = {"height": side, "width": side}
-    if view.crop == "resize":
-        return {"image_processor_type": "ViTImageProcessor", "size": square, **found}
-    return {
-        "image_processor_type": "BitImageProcessor",
-        "do_convert_rgb": True,
-        "do_center_crop": True,
-        "crop_size": square,
-        "size": {"shortest_edge": round(side / view.central_fraction)},
-        **found,
-    }
+    processor = write_processor(loaded.view, side)
+    return Tensors(named, {"config.json": config, "preprocessor_config.json": processor})
 
 
 FORMAT = Format(

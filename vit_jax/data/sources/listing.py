@@ -28,6 +28,7 @@ import dataclasses
 import hashlib
 import io
 import logging
+import re
 import tarfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -356,7 +357,7 @@ def _labels_in(
     """
     found: dict[str, dict[str, str]] = {}
     for name, size, offset in others:
-        stem, dot, suffix = name.rpartition(".")
+        stem, dot, suffix = re.sub(r"\.cls\.txt$", ".cls", name).rpartition(".")
         suffix = dot + suffix.lower()
         if suffix not in (".cls", ".json"):
             continue
@@ -489,9 +490,10 @@ def _label_of(text: str) -> str:
 
 
 def separator_of(text: str, usual: str) -> str:
-    """Returns the separator of a table: a tab if the first line has one and no comma."""
+    """Returns the separator of a table: a tab or semicolon if only they are in the first line."""
     first = text.partition("\n")[0]
-    return "\t" if "\t" in first and "," not in first else usual
+    others = [mark for mark in "\t;" if mark in first and "," not in first]
+    return others[0] if others else usual
 
 
 def make_listing(

@@ -40,14 +40,12 @@ class DinoConfig(Section):
     prototype_scale: bool = option(False)
     """Learn the length of each prototype; False: it is 1, which is more stable."""
 
-    student_temperature: float = option(0.1, above=0)
-    """Divides the student's outputs before the softmax."""
     teacher_temperature: float = option(0.04, above=0)
-    """Divides the teacher's outputs; smaller than the student's, so that they are sharper."""
-    first_teacher_temperature: float = option(0.04, above=0)
-    """Changes linearly to `teacher_temperature` during the warmup."""
+    """Divides the teacher's outputs before the softmax; the student's are divided by 0.1."""
     temperature_warmup_steps: int | None = option(None, at_least=1)
-    """Length of the warmup; the temperature changes at every step. None: no warmup."""
+    """Length of the warmup of `teacher_temperature` from 0.04; it changes at every step. None: no
+    warmup.
+    """
     temperature_warmup_epochs: float | None = option(None, above=0)
     """The same in epochs, rounded up. The temperature is constant within an epoch, as in the
     authors' code.
@@ -58,19 +56,10 @@ class DinoConfig(Section):
     """What keeps the teacher from giving all images the same output. mean: subtract the moving
     average of its outputs; sinkhorn: make the batch use all prototypes equally (arXiv:2006.09882).
     """
-    centre_momentum: float = option(0.9, at_least=0, below=1)
-    """Share of the average that a step keeps, for centring by the mean."""
-
     ibot_weight: float = option(0.0, at_least=0)
     """Weight of the iBOT term: the student, for whom patches of the global crops are masked,
     predicts what the teacher says of these patches. 0: off.
     """
-    ibot_probability: float = option(0.5, above=0, at_most=1)
-    """Probability that a global crop is masked."""
-    ibot_min_ratio: float = option(0.1, above=0, below=1)
-    """Smallest fraction of a masked crop's patches that are masked, in blocks."""
-    ibot_max_ratio: float = option(0.5, above=0, below=1)
-    """Largest fraction of a masked crop's patches that are masked."""
 
     def check(self) -> None:
         if self.temperature_warmup_steps and self.temperature_warmup_epochs:
@@ -80,15 +69,13 @@ class DinoConfig(Section):
                 "leave one out",
                 key="temperature_warmup_steps",
             )
-        for what in ("local_{}_area", "ibot_{}_ratio"):
-            low, high = what.format("min"), what.format("max")
-            if getattr(self, low) > getattr(self, high):
-                raise ConfigError(
-                    f"is {getattr(self, low):g} and '{high}' {getattr(self, high):g}",
-                    f"{low} <= {high}",
-                    "swap them",
-                    key=low,
-                )
+        if self.local_min_area > self.local_max_area:
+            raise ConfigError(
+                f"is {self.local_min_area:g} and 'local_max_area' {self.local_max_area:g}",
+                "local_min_area <= local_max_area",
+                "swap them",
+                key="local_min_area",
+            )
 
 
 def _check(config: Any) -> None:

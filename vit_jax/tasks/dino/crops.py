@@ -21,6 +21,9 @@ GLOBAL_CROPS = ("image", "second_image")
 _SMALLEST_BLOCK = 4
 _LOG_RATIOS = (math.log(0.3), -math.log(0.3))
 _BLOCK_TRIES = 10
+# Probability that a global crop is masked, and the smallest and largest share of its patches. As in
+# iBOT's code.
+_MASKED_PROBABILITY, _MASKED_SHARES = 0.5, (0.1, 0.5)
 
 
 def crop_preprocessing(config: Config, grid: tuple[int, int]) -> Preprocessing:
@@ -51,7 +54,7 @@ def crop_preprocessing(config: Config, grid: tuple[int, int]) -> Preprocessing:
         if count:
             row["local_images"] = np.stack([make_local(example.image, rng) for _ in range(count)])
         if section.ibot_weight:
-            row["masked"] = np.stack([draw_masked(section, grid, rng).ravel() for _ in range(2)])
+            row["masked"] = np.stack([draw_masked(grid, rng).ravel() for _ in range(2)])
         return row
 
     return Preprocessing(arrays, make_row)
@@ -61,19 +64,16 @@ def _areas(augment: AugmentConfig, low: float, high: float) -> AugmentConfig:
     return augment.replace(min_area=low, max_area=high)
 
 
-def most_masked(section: DinoConfig, num_patches: int) -> int:
+def most_masked(num_patches: int) -> int:
     """Returns the largest number of masked patches of a crop."""
-    return max(1, int(section.ibot_max_ratio * num_patches))
+    return max(1, int(_MASKED_SHARES[1] * num_patches))
 
 
-def draw_masked(
-    section: DinoConfig, grid: tuple[int, int], rng: np.random.Generator
-) -> Bool[np.ndarray, "R C"]:
+def draw_masked(grid: tuple[int, int], rng: np.random.Generator) -> Bool[np.ndarray, "R C"]:
     """Draws the masked patches of one crop: none, or a random share of them in blocks."""
     patches = grid[0] * grid[1]
-    ratio = rng.uniform(section.ibot_min_ratio, section.ibot_max_ratio)
-    count = max(1, min(round(ratio * patches), most_masked(section, patches)))
-    if rng.random() >= section.ibot_probability:
+    count = max(1, min(round(rng.uniform(*_MASKED_SHARES) * patches), most_masked(patches)))
+    if rng.random() >= _MASKED_PROBABILITY:
         return np.zeros(grid, bool)
     return draw_blocks(grid, count, rng)
 

@@ -54,6 +54,9 @@ from vit_jax.tasks.task import (
 # Probabilities of blur and solarisation. Source: arXiv:2104.14294, section 3.2 and its code.
 _DISTORTIONS = {"image": (1.0, 0.0), "second_image": (0.1, 0.2), "local_images": (0.5, 0.0)}
 _CENTRE, _PATCH_CENTRE = "centre", "patch_centre"
+# As in the authors' code: what divides the student's outputs, the teacher's temperature before its
+# warmup, and the share of the centre that a step keeps.
+_STUDENT_TEMPERATURE, _FIRST_TEACHER_TEMPERATURE, _CENTRE_MOMENTUM = 0.1, 0.04, 0.9
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
@@ -261,7 +264,7 @@ def make_batch_loss(config: Config, data: DataInfo, networks: Networks) -> Batch
         else:
             targets = sinkhorn_targets(seen, temperature)
         size = len(batch["image"])
-        losses = view_losses(targets.reshape(size, 2, -1), logits, section.student_temperature)
+        losses = view_losses(targets.reshape(size, 2, -1), logits, _STUDENT_TEMPERATURE)
         loss = losses.mean()
         metrics = {
             METRIC: feature_std(features),
@@ -279,9 +282,7 @@ def make_batch_loss(config: Config, data: DataInfo, networks: Networks) -> Batch
                 flat = seen_patches.reshape(-1, seen_patches.shape[-1])
                 patch_targets = sinkhorn_targets(flat, temperature, counted.reshape(-1))
                 patch_targets = patch_targets.reshape(seen_patches.shape)
-            patch_loss = patch_losses(
-                patch_targets, patches, counted, section.student_temperature
-            ).mean()
+            patch_loss = patch_losses(patch_targets, patches, counted, _STUDENT_TEMPERATURE).mean()
             metrics |= {"view_loss": loss, "patch_loss": patch_loss}
             loss = loss + section.ibot_weight * patch_loss
         return loss, metrics
@@ -299,7 +300,7 @@ def masked_places(
     if not section.ibot_weight:
         return None, None
     masked = batch["masked"].reshape(-1, batch["masked"].shape[-1])
-    count = most_masked(section, masked.shape[1])
+    count = most_masked(masked.shape[1])
     places = jnp.argsort(~masked, axis=1, stable=True)[:, :count]
     return places, jnp.take_along_axis(masked, places, axis=1)
 
@@ -320,7 +321,7 @@ def teacher_temperature(config: Config, data: DataInfo) -> optax.Schedule:
     Source: the authors' code, `DINOLoss.teacher_temp_schedule`, for a warmup in epochs.
     """
     section: DinoConfig = config.dino
-    first, last = section.first_teacher_temperature, section.teacher_temperature
+    first, last = _FIRST_TEACHER_TEMPERATURE, section.teacher_temperature
     if section.temperature_warmup_steps:
         return optax.linear_schedule(first, last, section.temperature_warmup_steps)
     steps_per_epoch = max(data.num_examples // config.data.global_batch_size, 1)
@@ -356,7 +357,7 @@ def make_teacher(section: DinoConfig, total_steps: int) -> Teacher:
         logged = {name: value for name, value in metrics.items() if name not in means}
         if extra is None:
             return None, logged
-        return optax.incremental_update(means, extra, 1 - section.centre_momentum), logged
+        return optax.incremental_update(means, extra, 1 - _CENTRE_MOMENTUM), logged
 
     return Teacher(decay=lambda step: 1 + rise(step), init=init, update=update)
 
