@@ -74,7 +74,7 @@ def configured(tmp_path, monkeypatch):
 
     def call(recipe, **options):
         config = vit_jax.fit(recipe, tmp_path / "run", **options).config
-        assert caches == [(config.compile_cache, config.compile_cache_mb)]
+        assert caches == [(config.compile_cache,)]
         return config
 
     return call

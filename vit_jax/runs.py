@@ -131,7 +131,7 @@ def fit(
     for key in sorted(overrides or {}, key=lambda key: key != "model.name"):
         override_key(mapping, key, (overrides or {})[key])
     config = build_config(mapping, lambda config: model_of_weights(config, folder))
-    use_compile_cache(config.compile_cache, config.compile_cache_mb)
+    use_compile_cache(config.compile_cache)
     with shown_log(verbose, "stdout"), StopSignals() as stop:
         try:
             train(config, folder, stop, verbose=verbose)

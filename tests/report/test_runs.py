@@ -276,7 +276,7 @@ def test_a_label_does_not_hide_a_fact_of_the_run(tmp_path):
 
 def test_how_data_and_programs_are_cached_is_no_setting(tmp_path):
     keys = {
-        "compile_cache": "gs://b/c", "compile_cache_mb": 5,
+        "compile_cache": "gs://b/c",
         "profile": {"steps": "1:2"},
     }  # fmt: skip
     data = {"cache_dir": "/a", "cache_dir_gb": 1, "cache_mb": 0}

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             dtype=args.dtype,
             overrides=overrides,
         )
-        use_compile_cache(config.compile_cache, config.compile_cache_mb)
+        use_compile_cache(config.compile_cache)
         if args.batch_size == "auto":
             size = fastest_batch_size(
                 lambda n, base=config: JaxStep(_with_batch(base, n)), start=32, limit=4096

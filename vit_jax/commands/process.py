@@ -19,7 +19,6 @@ _HOST_KEYS = (
     "data.cache_dir_gb",
     "data.prefetch_batches",
     "compile_cache",
-    "compile_cache_mb",
 )
 
 
@@ -67,7 +66,7 @@ def started(
         cancelled: polled while this process waits for the others to connect.
     """
     from vit_jax.parallel.processes import connected
-    from vit_jax.run.compile_cache import AUTO, DEFAULT_MB, use_compile_cache
+    from vit_jax.run.compile_cache import AUTO, use_compile_cache
     from vit_jax.run.folder import code_versions
 
     launch = detect(args.cluster, args.coordinator, args.num_processes, args.process_id)
@@ -81,8 +80,7 @@ def started(
         start_timeout_s=args.start_timeout_s,
         peer_timeout_s=args.peer_timeout_s,
     ):
-        # Configs of commands that do not train have no such keys.
-        use_compile_cache(flat.get("compile_cache", AUTO), flat.get("compile_cache_mb", DEFAULT_MB))
+        use_compile_cache(flat.get("compile_cache", AUTO))  # Only runs have such a key.
         yield
 
 

@@ -149,8 +149,6 @@ class Config(_TaskSections):
     cache folder; None: nowhere. All hosts of a run must share it, and only people you trust may
     write there. The variable JAX_COMPILATION_CACHE_DIR comes first.
     """
-    compile_cache_mb: int = option(4096, at_least=1, changes_result=False)
-    """Largest size of that folder in MiB. The programs not used for longest are deleted."""
     ema_decay: float | None = option(None, above=0, below=1)
     """Decay of the exponential moving average of the parameters (Polyak); None: no average."""
     ema_warmup: bool = option(False)

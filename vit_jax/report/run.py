@@ -42,7 +42,7 @@ _INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot
 _BOOKKEEPING = re.compile(
     r"seed|(checkpoint|logging|divergence|profile)(\..*)?|.*\.(data_dir|num_threads|num_workers|hash"
     r"|prefetch_batches|cache_mb|cache_dir|cache_dir_gb)|mesh\..*|evaluation\.(batch_size|interval_.*)"
-    r"|init_from.*|compiler_options.*|compile_cache(_mb)?|load.*"
+    r"|init_from.*|compiler_options.*|compile_cache|load.*"
 )
 
 
