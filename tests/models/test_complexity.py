@@ -5,7 +5,6 @@ import pytest
 from flax import nnx
 
 from vit_jax.errors import ModelError
-from vit_jax.models import complexity
 from vit_jax.models.complexity import (
     LAYERS,
     Attention,
@@ -16,7 +15,6 @@ from vit_jax.models.complexity import (
     comparable_layers,
     longest_scan_chain,
     measure,
-    measure_path,
 )
 from vit_jax.models.flops import count_macs
 from vit_jax.models.registry import model_options
@@ -56,23 +54,13 @@ def test_path_lengths_equal_those_in_the_jacobian(kind, grid, prefix):
         for length in range(1, layer.tokens + 1):
             reached = whole @ reached
             paths = np.where(reached & (paths == 0), length, paths)
-    assert paths.max() == layer.path() == measure_path(layer)
-    pairs = [(1, layer.tokens // 2), (layer.tokens - 1, 1)]
-    for source, target in pairs:
-        assert measure_path(layer, source, target) == (paths[target, source] or None)
+    assert paths.max() == layer.path()
 
 
 def depends(function, x):
     """Whether output token i has any derivative by input token j, bool[N, N]."""
     jacobian = jax.jit(jax.jacobian(function))(x)[0, :, :, 0]  # i, features, j, features
     return np.asarray((jacobian != 0).any((1, 3)))
-
-
-def test_beyond_a_limit_the_path_length_is_computed_by_formula(monkeypatch):
-    monkeypatch.setattr(complexity, "MEASURED_TOKENS", 8)
-    monkeypatch.setattr(complexity, "measure_path", lambda layer: 99)
-    assert measure(SequenceConvolution(8, 1, (2, 4), 0)).path == 99
-    assert measure(SequenceConvolution(8, 1, (3, 3), 0)).path == 8
 
 
 def test_macs_of_conditions_loops_and_groups_are_counted():

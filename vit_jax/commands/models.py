@@ -222,7 +222,7 @@ def _show_one(console: "Console", title: str, options: ModelConfig, one: "Summar
 
 
 def _show_complexity(console: "Console", options: ModelConfig, image_size: int) -> None:
-    from vit_jax.models.complexity import KERNEL, MEASURED_TOKENS, comparable_layers, measure
+    from vit_jax.models.complexity import KERNEL, comparable_layers, measure
 
     layers = comparable_layers(options, image_size)
     first, patches = layers[0], layers[0].grid[0] * layers[0].grid[1]
@@ -239,10 +239,7 @@ def _show_complexity(console: "Console", options: ModelConfig, image_size: int) 
         f"One layer of {options.name} at {image_size} px: N = {first.tokens:,} tokens,"
         f" G = {patches:,} of them patches, D = {first.width:,}, K = {KERNEL}"
     )
-    notes = [*_MEASURED, _share(first)]
-    if first.tokens > MEASURED_TOKENS:
-        notes.append(f"With more than {MEASURED_TOKENS:,} tokens, the path is by formula.")
-    _show(console, title, table, *notes)
+    _show(console, title, table, *_MEASURED, _share(first))
 
 
 def _share(attention: "Layer") -> str:

@@ -1,8 +1,7 @@
 """Measures the cost of a self-attention, convolution or recurrent layer.
 
 A layer of each kind maps N tokens of D features to N tokens of D features. Parameters are counted
-in the module. Multiply-accumulates and sequential steps are counted in the traced program. The path
-length is measured by following gradients from token to token.
+in the module, multiply-accumulates and sequential steps in the traced program.
 
 Source: arXiv:1706.03762, section 4 and Table 1.
 """
@@ -14,7 +13,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.extend import core
 from jaxtyping import Array, Float
@@ -25,8 +23,6 @@ from vit_jax.models.flops import count_macs, sub_jaxprs
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, model_shape
 
-# Paths are measured up to this many tokens, because attention's gradient takes N^2 floats.
-MEASURED_TOKENS = 4096
 # Side of the kernel of both convolutions.
 KERNEL = 3
 
@@ -51,20 +47,12 @@ class Formulas:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Cost of a layer for one image.
-
-    Attributes:
-        parameters: weights and biases.
-        macs: multiply-accumulates for the whole sequence, padding included.
-        steps: number of sequential scan iterations; 1 without a scan.
-        path: number of times the layer or cell must be applied until the last token depends on
-            the first. This is the maximum over all pairs of tokens.
-    """
+    """Cost of a layer for one image."""
 
     parameters: int
-    macs: int
-    steps: int
-    path: int
+    macs: int  # of the whole sequence, padding included
+    steps: int  # sequential scan iterations; 1 without a scan
+    path: int  # the maximum over all pairs of tokens, see Layer.path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +73,6 @@ class Layer(ABC):
 
     name: ClassVar[str]
     formulas: ClassVar[Formulas]
-    # Whether each application reads the layer's input as well as the previous application's result.
-    recurrent: ClassVar[bool] = False
 
     @property
     def tokens(self) -> int:
@@ -103,14 +89,10 @@ class Layer(ABC):
 
     @abstractmethod
     def path(self) -> int:
-        """Returns the path length by formula."""
+        """Returns how often the layer must be applied until the last token depends on the first.
 
-    def propagate(
-        self, module: Any, tokens: Float[Array, "1 N D"], inputs: Float[Array, "1 N D"]
-    ) -> Float[Array, "1 N D"]:
-        """Applies the layer, or all cells of it at once, to the previous application's result."""
-        del inputs
-        return self.apply(module, tokens)
+        A recurrence counts its cells.
+        """
 
 
 class Attention(Layer):
@@ -179,7 +161,6 @@ class Recurrence(Layer):
     """
 
     name = "recurrence (tanh RNN)"
-    recurrent = True
     formulas = Formulas("2D² + D", "2ND²", "N", "N", "O(N·D²)", "O(N)", "O(N)")
 
     def build(self, rngs: nnx.Rngs) -> nnx.RNN:
@@ -190,13 +171,6 @@ class Recurrence(Layer):
 
     def path(self) -> int:
         return self.tokens
-
-    def propagate(
-        self, module: Any, tokens: Float[Array, "1 N D"], inputs: Float[Array, "1 N D"]
-    ) -> Float[Array, "1 N D"]:
-        """Applies the cell at every position to its input and the previous position's state."""
-        before = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0), (0, 0)))
-        return module.cell(before, inputs)[1]
 
 
 LAYERS: tuple[type[Layer], ...] = (Attention, GridConvolution, SequenceConvolution, Recurrence)
@@ -225,8 +199,6 @@ def comparable_layers(options: ModelConfig, image_size: int) -> list[Layer]:
 def measure(layer: Layer) -> Cost:
     """Measures the cost of a layer. The layer is traced at its own width, but not run.
 
-    With more than MEASURED_TOKENS tokens, the path comes from the formula instead of a measurement.
-
     >>> measure(Attention(width=768, num_heads=12, grid=(14, 14), num_prefix=1))
     Cost(parameters=2362368, macs=524391936, steps=1, path=1)
     """
@@ -235,13 +207,11 @@ def measure(layer: Layer) -> Cost:
     parameters = jax.tree.leaves(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
     tokens = jax.ShapeDtypeStruct((1, layer.tokens, layer.width), jnp.float32)
     traced = jax.make_jaxpr(lambda s, x: layer.apply(nnx.merge(graphdef, s), x))(state, tokens)
-    path = measure_path(layer) if layer.tokens <= MEASURED_TOKENS else layer.path()
-    assert path is not None, "the last token never depends on the first"
     return Cost(
         parameters=sum(math.prod(p.shape) for p in parameters),
         macs=count_macs(traced.jaxpr),
         steps=max(1, longest_scan_chain(traced.jaxpr)),
-        path=path,
+        path=layer.path(),
     )
 
 
@@ -263,49 +233,3 @@ def longest_scan_chain(jaxpr: core.Jaxpr) -> int:
 
 def _is_variable(value: Any) -> bool:
     return not isinstance(value, core.Literal)
-
-
-def measure_path(layer: Layer, source: int = 0, target: int = -1) -> int | None:
-    """Returns how many times a layer must be applied until one token depends on another.
-
-    Runs the layer's code at a width of 4 with random parameters and follows gradients from the
-    target back to the source: tokens whose gradient is not zero are reached. Each application
-    starts from random numbers at the tokens reached so far, so that gradients do not vanish.
-
-    Args:
-        layer: only its number of tokens matters.
-        source: index of the first token of the path, among those that the layer maps.
-        target: index of the last token of the path.
-
-    Returns:
-        The number of applications of the layer, or of a recurrence's cell, until the target depends
-        on the source; None if it never does.
-    """
-    layer = dataclasses.replace(layer, width=4, num_heads=1)
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: layer.build(nnx.Rngs(0))))
-    draw = np.random.default_rng(0).standard_normal
-
-    def propagate(params: Any, tokens: jax.Array, inputs: jax.Array) -> jax.Array:
-        return layer.propagate(nnx.merge(graphdef, params), tokens, inputs)
-
-    @jax.jit
-    def search(params: Any, noise: jax.Array, inputs: jax.Array, start: jax.Array) -> tuple:
-        def one_more(carry: tuple) -> tuple:
-            count, reached, _ = carry
-            back = jax.vjp(lambda *both: propagate(params, *both), inputs, inputs)[1]
-            gradients = back(jnp.where(reached[None, :, None], noise, 0))
-            reached, read = ((g != 0).any((0, 2)) for g in gradients)
-            return count + 1, reached, (read if layer.recurrent else reached)[source]
-
-        # No shortest path visits a token twice.
-        return jax.lax.while_loop(
-            lambda carry: ~carry[2] & (carry[0] < layer.tokens), one_more, (0, start, False)
-        )
-
-    # Small numbers, so that tanh does not saturate and softmax weights do not vanish.
-    params = jax.tree.map(lambda p: 0.3 * draw(p.shape).astype(p.dtype), nnx.to_pure_dict(state))
-    noise, inputs = draw((2, 1, layer.tokens, layer.width)).astype(np.float32)
-    start = np.zeros(layer.tokens, bool)
-    start[target] = True
-    count, _, found = search(params, noise, inputs, start)
-    return int(count) if found else None
