@@ -191,16 +191,6 @@ def test_warmup_of_zero_steps_counts_as_given():
         ScheduleConfig(warmup_steps=0, warmup_epochs=1.0)
 
 
-def test_keep_best_needs_a_metric_of_an_evaluated_split():
-    with pytest.raises(ConfigError, match=r"'checkpoint.keep_best' is 2 without a 'best_metric'"):
-        Config.from_mapping(mapping(checkpoint__keep_best=2))
-    best = {"checkpoint__best_metric": "eval/val/accuracy_top1"}
-    with pytest.raises(ConfigError, match=r"'checkpoint\.best_metric' is 'eval/val"):
-        Config.from_mapping(mapping(**best))
-    config = Config.from_mapping(mapping(**best, evaluation__splits={"val": "test"}))
-    assert config.checkpoint.best_metric == "eval/val/accuracy_top1"
-
-
 @pytest.mark.parametrize(
     ("duration", "steps"),
     [
@@ -496,13 +486,13 @@ def test_the_classes_of_ones_own_photos_are_measured_by_default(changes, num_cla
 
 
 def test_a_run_cannot_choose_by_a_metric_that_it_does_not_measure():
-    changes = {"evaluation__splits": {"test": "test"}, "checkpoint__keep_best": 1}
+    changes = {"evaluation__splits": {"test": "test"}, "evaluation__interval_steps": 1}
     for metric, classes, key in (("accuracy_top5", 5, "top1"), ("accuracy_top5", 6, None)):
-        chosen = {"checkpoint__best_metric": f"eval/test/{metric}"}
+        chosen = {"early_stopping__metric": f"eval/test/{metric}"}
         config = Config.from_mapping(mapping(**changes, **chosen))
         if key is None:
             check_metrics(config, classes)
             continue
         with pytest.raises(ConfigError, match=f"with {classes} classes.*accuracy_{key}") as caught:
             check_metrics(config, classes)
-        assert caught.value.key == "checkpoint.best_metric"
+        assert caught.value.key == "early_stopping.metric"

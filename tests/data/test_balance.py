@@ -9,7 +9,6 @@ from vit_jax.config.run import Config
 from vit_jax.data.balance import build_balance
 from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import TfdsSource
-from vit_jax.data.sources.mixture import MixtureSource
 from vit_jax.errors import DataError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat([0, 2, 3], [50, 7, 3]))
@@ -70,10 +69,7 @@ def test_the_config_chooses_counts_and_order(digits_dir):
     assert (np.bincount(labels) == 20).all()
 
 
-def test_a_mixture_cannot_be_balanced(digits_dir):
+def test_more_labels_than_classes_cannot_be_balanced(digits_dir):
     source = TfdsSource("digits", "train[:100]", str(digits_dir))
-    mixture = MixtureSource({"a": source}, {"a": 100})
-    with pytest.raises(DataError, match=r"'loss.class_weights' for mixture of"):
-        build_balance(config_of(loss={"class_weights": "sqrt"}), mixture, 10)
     with pytest.raises(DataError, match=r"set data\.num_classes to the number of classes"):
         build_balance(config_of(data={"sampling": "balanced"}), source, 5)

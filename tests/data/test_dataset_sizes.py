@@ -20,7 +20,6 @@ from vit_jax.errors import DataError
         ({"name": "cifar10", "num_classes": 12}, (12, 50_000)),
         ({"name": "photos", "num_classes": 3}, (3, None)),
         ({"name": "photos"}, (None, None)),
-        ({"name": "both", "mixture": {"a": {"name": "cifar10"}}}, (None, None)),
     ],
 )
 def test_sizes_of_known_datasets(data, size):

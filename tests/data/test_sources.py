@@ -13,7 +13,7 @@ from image_files import encoded, write_folder
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vit_jax.config.data import DataConfig, MemberConfig, SubsetConfig
+from vit_jax.config.data import DataConfig, SubsetConfig
 from vit_jax.data.sources import (
     Example,
     TfdsSource,
@@ -336,11 +336,9 @@ def test_a_config_opens_a_folder_and_a_csv_file(tmp_path):
 def test_sources_can_be_pickled(digits_dir, tmp_path):
     photos = write_folder(tmp_path / "photos")
     usual = {"data_dir": str(digits_dir), "global_batch_size": 1}
-    members = {"a": MemberConfig(name="digits"), "b": MemberConfig(name="digits", weight=2.0)}
     configs = [
         DataConfig(name="digits", **usual),
         DataConfig(name="digits", subset=SubsetConfig(fraction=0.1), **usual),
-        DataConfig(name="both", mixture=members, **usual),
         DataConfig(source="folder", name="p", data_dir=str(photos), global_batch_size=1),
     ]
     for data in configs:

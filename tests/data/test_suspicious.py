@@ -9,7 +9,6 @@ from vit_jax.data.sources import TfdsSource
 from vit_jax.data.sources.base import has_quick_labels
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
-from vit_jax.data.sources.mixture import MixtureSource
 from vit_jax.data.sources.subset import take_subset
 from vit_jax.data.suspicious import Split, split_warnings, training_warnings
 
@@ -112,9 +111,6 @@ def test_labels_are_read_only_where_that_is_quick(digits_dir, monkeypatch):
     digits = TfdsSource("digits", "train", str(digits_dir))
     assert has_quick_labels(digits)
     assert has_quick_labels(take_subset(digits, SubsetConfig(per_class=2))[0])
-    mixture = MixtureSource({"a": digits, "b": digits}, {"a": 10, "b": 10})
-    assert not has_quick_labels(mixture)
-    assert training_warnings(mixture, {}, uses_labels=True) == []
     monkeypatch.setattr("vit_jax.data.sources.tfds._FEW_EXAMPLES", 1000)
     large = TfdsSource("digits", "train", str(digits_dir))
     assert not has_quick_labels(large)

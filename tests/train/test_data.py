@@ -1,13 +1,12 @@
-"""Training on subsets, folders and mixtures, as configs name them."""
+"""Training on subsets and folders, as configs name them."""
 
 import json
-import os
 
 import pytest
 from image_files import encoded, write_folder
 from processes import UNMIXED
 
-from vit_jax.config.data import MemberConfig, SubsetConfig
+from vit_jax.config.data import SubsetConfig
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.data.sources import open_source, open_training_data
@@ -122,24 +121,3 @@ def test_a_run_does_not_resume_with_other_photos(photos, tmp_path):
     with pytest.raises(DataError, match="restore the dataset that the run started with"):
         train(folder_config(photos), workdir, StopSignals())
     assert sorted(p.name for p in workdir.rglob("*")) == before
-
-
-@pytest.mark.slow
-def test_a_run_on_a_mixture_evaluates_its_members(digits_dir, photos, tmp_path):
-    config = config_of(
-        digits_dir,
-        "evaluation.splits.digits=digits:test[:50]",
-        "evaluation.splits.test=photos:train[50%:]",
-    )
-    members = {
-        "digits": MemberConfig(name="digits", weight=3.0),
-        "photos": MemberConfig(name="p", source="folder", data_dir=os.fspath(photos)),
-    }
-    config = config.replace(data=config.data.replace(mixture=members))
-    result = train(config, tmp_path / "run", StopSignals())
-    assert result["eval/digits/examples"] == 50
-    assert result["eval/test/examples"] == 10
-    names = json.loads((tmp_path / "run" / "classes.json").read_text())["names"]
-    assert names == [*(f"digits/{i}" for i in range(10)), "photos/ant", "photos/bee", "photos/cat"]
-    kept = read_config(tmp_path / "run")
-    assert kept == config

@@ -187,20 +187,6 @@ def test_a_changed_logging_interval_is_not_taken_for_missing_lines(config, damag
 
 
 @pytest.mark.slow
-def test_the_best_checkpoints_are_kept_in_addition_to_the_last(config, tmp_path):
-    checkpoint = config.checkpoint.replace(
-        keep_last=1, keep_best=1, best_metric="eval/test/accuracy_top1"
-    )
-    train(config.replace(checkpoint=checkpoint), tmp_path, StopSignals())
-    scores = {row["step"]: row["eval/test/accuracy_top1"] for row in rows(tmp_path, "eval/")}
-    assert set(scores) == {5, 10, 15, 20}  # Measured before every save.
-    kept = {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()}
-    assert 20 in kept
-    assert max(scores[step] for step in kept) == max(scores.values())
-    assert len(kept) <= 2
-
-
-@pytest.mark.slow
 def test_every_training_line_has_the_figures_named_in_the_readme(finished):
     lines = [r for r in read_metrics(finished[0] / "metrics.jsonl") if "train/loss" in r]
     assert [line["step"] for line in lines] == [5, 10, 15, 20]

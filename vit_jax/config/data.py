@@ -83,21 +83,6 @@ class SubsetConfig(Section):
         return next(((key, value) for key, value in given if value is not None), None)
 
 
-class MemberConfig(Section):
-    """One dataset of a mixture. The fields have the same meaning as in `DataConfig`."""
-
-    name: str = option()
-    weight: float = option(1.0, above=0)
-    """Sampling weight, relative to the other members."""
-    source: SourceKind = option("tfds")
-    data_dir: str | None = option(None, changes_result=False)
-    """None: `data.data_dir`."""
-    train_split: str | None = option(None)
-    """None: `data.train_split`."""
-    image_key: str | None = option(None)
-    label_key: str | None = option(None)
-
-
 class AugmentConfig(Section):
     """Augmentation of training images: on the host in this order, then on the device."""
 
@@ -181,7 +166,7 @@ class DataConfig(Section):
     """
     name: str = option()
     """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits"); Hugging Face
-    name, e.g. "uoft-cs/cifar10"; any name for folder, csv and mixture.
+    name, e.g. "uoft-cs/cifar10"; any name for folder and csv.
     """
     data_dir: str | None = option(None, changes_result=False)
     """Folder of TFDS-prepared data (None: TFDS_DATA_DIR or ~/tensorflow_datasets), the folder
@@ -191,10 +176,6 @@ class DataConfig(Section):
     train_split: str = option("train")
     """TFDS split string or a preset, see `data.sources.splits`."""
     subset: SubsetConfig = section(SubsetConfig)
-    mixture: dict[str, MemberConfig] = option({})
-    """Name -> dataset; replaces the single dataset above. The evaluation split "NAME:test" is the
-    test split of one member, "test" is the test splits of all members.
-    """
     image_key: str | None = option(None)
     """Name of the image feature; None: "image", or the only image feature."""
     label_key: str | None = option(None)
@@ -252,18 +233,10 @@ class DataConfig(Section):
                 "set it to about an eighth of data.image_size",
                 key="augment.pad_pixels",
             )
-        if self.mixture and self.subset.rule is not None:
+        if self.label_rule is not None and self.source != "tfds":
             raise ConfigError(
-                "given with a 'mixture'",
-                "one of the two",
-                "give the members a train_split such as train[:10%]",
-                key="subset",
-            )
-        if self.label_rule is not None and (self.source != "tfds" or self.mixture):
-            kind = "a mixture" if self.mixture else f"source {self.source}"
-            raise ConfigError(
-                f"is {self.label_rule!r} for {kind}",
-                "one TFDS dataset",
+                f"is {self.label_rule!r} for source {self.source}",
+                "a TFDS dataset",
                 "leave it out",
                 key="label_rule",
             )

@@ -27,8 +27,6 @@ from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.schema import ChosenBy, Section, option, section
 from vit_jax.tasks import TASKS
 
-# Metrics of an evaluated split; higher is better.
-_ACCURACIES = ("accuracy_top1", "accuracy_top5")
 # Largest number of classes whose accuracies are measured by default.
 _MOST_CLASSES = 100
 
@@ -54,20 +52,9 @@ class CheckpointConfig(Section):
     """The same in examples."""
     keep_last: int = option(2, at_least=1)
     """How many of the newest checkpoints to keep."""
-    keep_best: int = option(0, at_least=0)
-    """Also keep this many checkpoints with the highest `best_metric`."""
-    best_metric: str | None = option(None)
-    """Metric of an evaluated split, measured before every save."""
 
     def check(self) -> None:
         check_duration(self, "interval", required=False)
-        if self.keep_best and self.best_metric is None:
-            raise ConfigError(
-                f"is {self.keep_best} without a 'best_metric'",
-                "a metric of an evaluated split",
-                "set best_metric, e.g. eval/test/accuracy_top1",
-                key="keep_best",
-            )
 
 
 class LoggingConfig(Section):
@@ -196,10 +183,6 @@ class Config(_TaskSections):
         check_task(self)
         check_flexible(self)
         self._check_init()
-        self._check_metric("checkpoint.best_metric", self.checkpoint.best_metric, _ACCURACIES)
-        self._check_metric(
-            "early_stopping.metric", self.early_stopping.metric, (*_ACCURACIES, "loss")
-        )
         self._check_early_stopping()
         steps = self.accumulation_steps
         if steps != AUTO and (steps < 1 or self.data.global_batch_size % steps):
@@ -222,6 +205,16 @@ class Config(_TaskSections):
         metric = self.early_stopping.metric
         if metric is None:
             return
+        metrics = ["accuracy_top1", "accuracy_top5", "loss"]
+        metrics += ["accuracy_per_class_mean"] if self.measures_classes() else []
+        known = {f"eval/{split}/{m}" for split in self.evaluation.splits for m in metrics}
+        if metric not in known:
+            raise ConfigError(
+                f"is {metric!r}",
+                "one of " + (", ".join(sorted(known)) or "the metrics of evaluation.splits"),
+                "evaluate that split or name another metric",
+                key="early_stopping.metric",
+            )
         if not self.evaluation.has_interval:
             raise ConfigError(
                 "is set, but evaluation happens only after training",
@@ -230,26 +223,12 @@ class Config(_TaskSections):
                 key="early_stopping.metric",
             )
         trained, scored = self.data.train_split, self.evaluation.splits[metric.split("/")[1]]
-        if not self.data.mixture and overlap(trained, scored):
+        if overlap(trained, scored):
             raise ConfigError(
                 f"is {metric!r} on {scored!r}, which overlaps the training split {trained!r}",
                 "a split without training examples",
                 "train on the rest, e.g. data.train_split=train[:98%]",
                 key="early_stopping.metric",
-            )
-
-    def _check_metric(self, key: str, metric: str | None, names: tuple[str, ...]) -> None:
-        """Raises ConfigError unless a split that is evaluated at intervals has the metric."""
-        by_class = ("accuracy_per_class_mean",) if self.measures_classes() else ()
-        known = {
-            f"eval/{split}/{m}" for split in self.evaluation.splits for m in (*names, *by_class)
-        }
-        if metric is not None and metric not in known:
-            raise ConfigError(
-                f"is {metric!r}",
-                "one of " + (", ".join(sorted(known)) or "the metrics of evaluation.splits"),
-                "evaluate that split or name another metric",
-                key=key,
             )
 
     def _check_init(self) -> None:

@@ -36,13 +36,12 @@ DATASET_SIZES: dict[str, DatasetSize] = {
 def known_size(data: DataConfig) -> tuple[int | None, int | None]:
     """Returns the number of classes and of training examples of a config; None if unknown.
 
-    Reads no data. Takes `data.num_classes` and the subset into account. The sizes of mixtures are
-    unknown.
+    Reads no data. Takes `data.num_classes` and the subset into account.
 
     Raises:
         DataError: the dataset has no such split, or the subset is larger than the split.
     """
-    known = None if data.mixture else DATASET_SIZES.get(data.name.split(":")[0].split("/")[-1])
+    known = DATASET_SIZES.get(data.name.split(":")[0].split("/")[-1])
     if known is None:
         return data.num_classes, None
     classes = data.num_classes or known.num_classes

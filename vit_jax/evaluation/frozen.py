@@ -274,7 +274,6 @@ def _open_dataset(
         data_dir=dataset.data_dir or data.data_dir,
         train_split=dataset.train_split,
         subset=SubsetConfig(),
-        mixture={},
         image_key=dataset.image_key,
         label_key=dataset.label_key,
         num_classes=None,
@@ -284,7 +283,7 @@ def _open_dataset(
     if dataset.held_out_split is not None:
         wanted["held_out"] = dataset.held_out_split
     try:
-        sources = {key: open_source(own, split) for key, split in wanted.items()}
+        sources: dict[str, Source] = {key: open_source(own, split) for key, split in wanted.items()}
     except DataError as error:
         raise DataError(
             f"few-shot dataset {name!r}: {error.got}", error.expected, error.fix

@@ -8,7 +8,6 @@ number of devices and hosts. Stacked layers have a leading axis even without `mo
 """
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -86,7 +85,7 @@ class CheckpointFolder:
         check_scheme(folder)
         self.folder = folder.absolute()
         self.pinned: int | None = None
-        self._read_only, self._best_metric = read_only, config.best_metric
+        self._read_only = read_only
         with self._as_user_error():
             if not read_only:
                 on_first_host("make the checkpoint folder", lambda: _make(self.folder))
@@ -101,16 +100,7 @@ class CheckpointFolder:
         self._environment = {} if read_only else environment()
 
     def _options(self, config: CheckpointConfig) -> ocp.CheckpointManagerOptions:
-        keep: list[Any] = [policies.LatestN(config.keep_last), _Pinned(self)]
-        if config.keep_best:
-            keep.append(
-                policies.BestN(
-                    get_metric_fn=lambda metrics: metrics[config.best_metric],
-                    reverse=False,
-                    n=config.keep_best,
-                    keep_checkpoints_without_metrics=False,
-                )
-            )
+        keep = [policies.LatestN(config.keep_last), _Pinned(self)]
         return ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(keep),
             save_interval_steps=1,
@@ -140,7 +130,6 @@ class CheckpointFolder:
         *,
         data: dict[str, Any],
         config: dict[str, Any],
-        metrics: dict[str, float] | None = None,
     ) -> None:
         """Starts a save in the background; returns when the state is copied off the devices.
 
@@ -151,8 +140,6 @@ class CheckpointFolder:
             state: the training state.
             data: position in the example order, JSON.
             config: the run's config, JSON.
-            metrics: evaluation metrics, by which the best checkpoints are chosen. If the best
-                metric is not finite, this checkpoint is not one of the best.
 
         Raises:
             RunFolderError: this or the previous save could not be written.
@@ -166,10 +153,8 @@ class CheckpointFolder:
         items["data"] = JsonItem(lambda: data)
         items["config"] = JsonItem(lambda: config)
         items["about"] = JsonItem(lambda: with_digests(about, digests(), data=data, config=config))
-        finite = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
-        metrics = finite if self._best_metric in finite else None
         with self._as_user_error():
-            self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def check(self) -> None:
         """Raises the error of a background save, if there is one. Does not wait for the save.

@@ -172,17 +172,14 @@ def _score(
     figures: Mapping[str, Any], config: Mapping[str, Any], metric: str
 ) -> tuple[str, float | None]:
     """Returns the name and the value of the figure by which runs are compared."""
-    own = [
-        (config.get(section) or {}).get(key)
-        for section, key in (("checkpoint", "best_metric"), ("early_stopping", "metric"))
-    ]
+    own = (config.get("early_stopping") or {}).get("metric")
     accuracies = [
         name
         for prefix in _PREFIXES
         for name in figures
         if name.startswith(prefix) and name.endswith("accuracy_top1")
     ]
-    for name in (metric, *own, *accuracies):
+    for name in (metric, own, *accuracies):
         if name and isinstance(figures.get(name), int | float):
             return name, float(figures[name])
     return "", None

@@ -174,8 +174,7 @@ def _check_candidate(selection: Selection, name: str, config: Config) -> None:
             f"did you mean 'eval/{name}/{nearest(metric, [*known, 'loss'])}'?",
         )
     trained = config.data.train_split
-    checked = not selection.choose_on_test and not config.data.mixture
-    if checked and overlap(trained, splits[name]):
+    if not selection.choose_on_test and overlap(trained, splits[name]):
         raise SweepError(
             f"{where} selects on {name!r} ({splits[name]}), and a candidate trains on {trained!r}",
             "examples that no candidate trains on",

@@ -139,15 +139,13 @@ def check_metrics(config: Config, num_classes: int) -> None:
         config: the run.
         num_classes: C of the dataset.
     """
-    for section, key in ((config.checkpoint, "best_metric"), (config.early_stopping, "metric")):
-        metric = getattr(section, key) or ""
-        few = metric.endswith("accuracy_top5") and has_few_classes(num_classes)
-        by_class = metric.endswith("per_class_mean") and not config.measures_classes(num_classes)
-        if config.task == "classification" and (few or by_class):
-            fix = "choose by accuracy_top1" if few else "set evaluation.by_class=true"
-            raise ConfigError(
-                f"is {metric!r}, which is not measured with {num_classes} classes",
-                "a metric of the run",
-                fix,
-                key=f"{'checkpoint' if key == 'best_metric' else 'early_stopping'}.{key}",
-            )
+    metric = config.early_stopping.metric or ""
+    few = metric.endswith("accuracy_top5") and has_few_classes(num_classes)
+    by_class = metric.endswith("per_class_mean") and not config.measures_classes(num_classes)
+    if config.task == "classification" and (few or by_class):
+        raise ConfigError(
+            f"is {metric!r}, which is not measured with {num_classes} classes",
+            "a metric of the run",
+            "choose by accuracy_top1" if few else "set evaluation.by_class=true",
+            key="early_stopping.metric",
+        )

@@ -4,17 +4,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config.data import DataConfig, MemberConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
 from vit_jax.data.sources.base import LABEL_ONLY, LabelledSource, Source
 from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.huggingface import HuggingFaceSource
 from vit_jax.data.sources.listing import list_images
-from vit_jax.data.sources.mixture import MixtureMember, MixtureSource, slots_by_weight
 from vit_jax.data.sources.subset import take_subset
 from vit_jax.data.sources.tfds import TfdsSource
-from vit_jax.errors import DataError, nearest
+from vit_jax.errors import DataError
 from vit_jax.storage.block_cache import BlockCache, block_cache
 from vit_jax.storage.paths import check_output_folder, local_path, user_path
 
@@ -39,7 +38,7 @@ def default_features(data: DataConfig) -> Sequence[str]:
 
 
 def open_training_data(data: DataConfig, features: Sequence[str] | None = None) -> TrainingData:
-    """Opens the training examples: the training split, its subset, or the weighted mixture.
+    """Opens the training examples: the training split or its subset.
 
     Args:
         data: the data section.
@@ -51,28 +50,20 @@ def open_training_data(data: DataConfig, features: Sequence[str] | None = None) 
             the subset's hash differs from `data.subset.hash`.
     """
     features = default_features(data) if features is None else features
-    if data.mixture:
-        members = {
-            name: _open_one(member, member.train_split or data.train_split, data, features)
-            for name, member in data.mixture.items()
-        }
-        sizes = {name: len(member) for name, member in members.items()}
-        weights = {name: member.weight for name, member in data.mixture.items()}
-        return TrainingData(MixtureSource(members, slots_by_weight(sizes, weights)), None)
-    source = _open_one(data, data.train_split, data, features)
+    source = open_source(data, data.train_split, features)
     if data.subset.rule is None:
         return TrainingData(source, None)
     return TrainingData(*take_subset(source, data.subset))
 
 
-def open_source(data: DataConfig, split: str, features: Sequence[str] | None = None) -> Source:
+def open_source(
+    data: DataConfig, split: str, features: Sequence[str] | None = None
+) -> LabelledSource:
     """Opens a whole split of a config's dataset for evaluation. Ignores the subset.
 
     Args:
         data: the data section.
-        split: TFDS split string, or a preset of `data.sources.splits`. For a mixture, "SPLIT" reads
-            the split of all members in turn and "MEMBER:SPLIT" reads the split of one member. Both
-            use the labels of the mixture.
+        split: TFDS split string, or a preset of `data.sources.splits`.
         features: features that the task reads with the image: "label", and other names; None: see
             `default_features`.
 
@@ -80,23 +71,42 @@ def open_source(data: DataConfig, split: str, features: Sequence[str] | None = N
         DataError: the dataset, split or a feature is missing, or there is no random access.
     """
     features = default_features(data) if features is None else features
-    if not data.mixture:
-        return _open_one(data, split, data, features)
-    name, colon, rest = split.partition(":")
-    if not colon or "[" in name:
-        opened = {n: _open_one(m, split, data, features) for n, m in data.mixture.items()}
-        return MixtureSource(opened, {n: len(m) for n, m in opened.items()})
-    if name not in data.mixture:
-        raise DataError(
-            f"split {split!r}, but the mixture has no member {name!r}",
-            f"MEMBER:split with one of {', '.join(data.mixture)}",
-            f"did you mean '{nearest(name, data.mixture)}:{rest}'?",
+    keys = {"image_key": data.image_key, "label_key": data.label_key}
+    if data.source == "tfds":
+        return TfdsSource(
+            data.name,
+            split,
+            data.data_dir,
+            **keys,
+            label_rule=data.label_rule,
+            features=features,
+            cache=data_cache(data),
         )
-    opened = {
-        n: _open_one(m, rest if n == name else m.train_split or data.train_split, data, features)
-        for n, m in data.mixture.items()
-    }
-    return MixtureMember(opened, name)
+    if data.source == "huggingface":
+        return HuggingFaceSource(data.name, split, data.data_dir, **keys, features=features)
+    empty_files = "error" if data.on_bad_example == "error" else "keep"
+    what = {"csv": "the CSV file", "folder": "the folder of images"}.get(
+        data.source, "the images with captions"
+    )
+    if data.data_dir is None:
+        raise DataError(
+            f"data.source is {data.source}, but data.data_dir is not set",
+            what,
+            "add --config.data.data_dir=PATH",
+        )
+    path = user_path(data.data_dir)
+    if data.source == "captioned":
+        captioned = list_captioned(path, features, data_cache(data))
+        return CaptionedSource(captioned, split, data.name, empty_files)
+    if path.exists() and path.is_file() != (data.source == "csv"):
+        found = "csv" if path.is_file() else "folder"
+        raise DataError(
+            f"data.source is {data.source}, but {path} is a {'file' if found == 'csv' else found}",
+            what,
+            f"set data.source={found}",
+        )
+    listing = list_images(path, data_cache(data))
+    return FolderSource(listing, split, data.name, empty_files, features)
 
 
 def data_cache(data: DataConfig) -> BlockCache:
@@ -137,47 +147,3 @@ def class_count(source: Source, wanted: int | None) -> int:
             "leave data.num_classes out",
         )
     return wanted or len(source.class_names)
-
-
-def _open_one(
-    which: DataConfig | MemberConfig, split: str, data: DataConfig, features: Sequence[str]
-) -> LabelledSource:
-    """Opens a split of the dataset that a config or a member of its mixture describes."""
-    data_dir = which.data_dir or data.data_dir
-    keys = {"image_key": which.image_key, "label_key": which.label_key}
-    if which.source == "tfds":
-        rule = which.label_rule if isinstance(which, DataConfig) else None
-        return TfdsSource(
-            which.name,
-            split,
-            data_dir,
-            **keys,
-            label_rule=rule,
-            features=features,
-            cache=data_cache(data),
-        )
-    if which.source == "huggingface":
-        return HuggingFaceSource(which.name, split, data_dir, **keys, features=features)
-    empty_files = "error" if data.on_bad_example == "error" else "keep"
-    what = {"csv": "the CSV file", "folder": "the folder of images"}.get(
-        which.source, "the images with captions"
-    )
-    if data_dir is None:
-        raise DataError(
-            f"data.source is {which.source}, but data.data_dir is not set",
-            what,
-            "add --config.data.data_dir=PATH",
-        )
-    path = user_path(data_dir)
-    if which.source == "captioned":
-        captioned = list_captioned(path, features, data_cache(data))
-        return CaptionedSource(captioned, split, which.name, empty_files)
-    if path.exists() and path.is_file() != (which.source == "csv"):
-        found = "csv" if path.is_file() else "folder"
-        raise DataError(
-            f"data.source is {which.source}, but {path} is a {'file' if found == 'csv' else found}",
-            what,
-            f"set data.source={found}",
-        )
-    listing = list_images(path, data_cache(data))
-    return FolderSource(listing, split, which.name, empty_files, features)

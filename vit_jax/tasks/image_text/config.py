@@ -12,7 +12,6 @@ _UNUSED = (
     "data.sampling",
     "data.sequence_length",
     "early_stopping.metric",
-    "checkpoint.best_metric",
     "evaluation.by_class",
     "init.keep_head",
 )

@@ -92,7 +92,6 @@ def _open(
         name=dataset.name,
         data_dir=dataset.data_dir or config.data.data_dir,
         subset=SubsetConfig(),
-        mixture={},
         image_key=dataset.image_key,
         label_key=dataset.label_key,
         label_rule=None,

@@ -74,10 +74,6 @@ class EvaluateHook:
         if context.stop_requested() and not context.is_last(start.step):
             raise Stopped(start.step)
 
-    def metrics_at(self, step: int) -> dict[str, float] | None:
-        """Returns the metrics of the splits at a step; None if it is not the latest evaluation."""
-        return self._splits.metrics if self._splits.step == step else None
-
     def is_complete(self, step: int) -> bool:
         """Whether all evaluations that are due after a step are done."""
         splits = not self._splits_due(step) or self._splits.step == step

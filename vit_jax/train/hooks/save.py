@@ -19,7 +19,7 @@ class SaveHook:
     Args:
         context: the run.
         log: the log hook of the run.
-        evaluation: the evaluation hook, which measures `checkpoint.best_metric`.
+        evaluation: the evaluation hook of the run.
     """
 
     def __init__(self, context: RunContext, log: LogHook, evaluation: EvaluateHook):
@@ -53,21 +53,13 @@ class SaveHook:
         total = context.program.total_steps
         return min(next_due(step, self._interval) or total, total)
 
-    def save(self, context: RunContext, output: StepOutput, *, evaluate: bool = True) -> None:
-        """Starts to save a state, unless it is saved. First checks that all steps were finite.
-
-        Args:
-            context: the run.
-            output: output of the step.
-            evaluate: measure `checkpoint.best_metric` first, if it is set.
-        """
+    def save(self, context: RunContext, output: StepOutput) -> None:
+        """Starts to save a state, unless it is saved. First checks that all steps were finite."""
         step, config = output.step, context.config
         if self._saved == step:
             return
         stage = context.progress.stage("saving")
         with self._log.paused(), context.account.part("saving"), stage:
-            if evaluate and config.checkpoint.best_metric is not None:
-                self._evaluation.evaluate_splits(step, output.state.eval_params)
             begin = time.perf_counter()
             # A run that resumes from here must find all lines up to this step.
             context.metrics.flush()
@@ -78,7 +70,6 @@ class SaveHook:
                 output.state,
                 data=self._data(context, step),
                 config=config.to_mapping(),
-                metrics=self._evaluation.metrics_at(step),
             )
             self._saved = step
             blocked = time.perf_counter() - begin

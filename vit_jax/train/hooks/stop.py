@@ -25,7 +25,7 @@ class StopHook:
         """
         if not context.stop_requested():
             return
-        self._save.save(context, output, evaluate=False)
+        self._save.save(context, output)
         if not (context.is_last(output.step) and self._evaluation.is_complete(output.step)):
             with context.account.part("saving"):
                 context.checkpoints.wait()
