@@ -5,62 +5,52 @@ import subprocess
 
 import pytest
 
+from vit_jax.__main__ import main
 from vit_jax.commands import COMMANDS
-from vit_jax.commands.completion import completion_script
 from vit_jax.config.recipes import recipes
 from vit_jax.models.registry import list_models
 
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    path = tmp_path_factory.mktemp("completion") / "complete.sh"
-    path.write_text(completion_script())
-    return path
-
-
-def complete(script, line, folder):
-    """Returns what Tab offers at the end of a line."""
-    words = f"COMP_LINE={shlex.quote(line)}; COMP_POINT={len(line)}"
-    code = f'. {script}; {words}; _vit_jax; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    shell = ["bash", "--norc", "-c", code]
-    done = subprocess.run(shell, capture_output=True, text=True, cwd=folder, check=True)
-    return done.stdout.split()
+_COMPLETE = """\
+. {script}
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+$(complete -p vit-jax | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
 
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("python -m vit_jax tr", ["train"]),
-        ("vit-jax run", ["runs"]),
-        (".venv/bin/python -m vit_jax train --work", ["--workdir="]),
-        ("python -m vit_jax train --config=a/q", ["a/quickstart.py"]),
-        ("python -m vit_jax train --config=", ["a/", *recipes()]),
-        ("vit-jax config --config=quick", ["quickstart"]),
-        ("vit-jax config --against=pre", ["pretrain"]),
-        ("vit-jax sweep --sweep=quick", []),
-        ("vit-jax config optimizer.learn", ["optimizer.learning_rate"]),
-        ("vit-jax models ViT-Mic", ["ViT-Micro/4"]),
-        ("vit-jax analyze --what=dist", ["distance"]),
-        ("vit-jax convert a b --format=tim", ["timm"]),
-        ("python -m vit_jax train --config.optimizer.learn", ["--config.optimizer.learning_rate="]),
-        ("python -m vit_jax train --config.model.mlp=", ["gelu", "quick_gelu", "swiglu"]),
-        ("python -m vit_jax train --config.data.augment.flip=t", ["true"]),
-        ("python -m vit_jax train --config.model.name=ViT-Mi", ["ViT-Mini/4", "ViT-Micro/4"]),
-        ("python -m vit_jax predict --model.pool", ["--model.pooling="]),
-        ("python -m vit_jax runs --sort=sc", ["score"]),
-        ("python -m vit_jax completion z", ["zsh"]),
-        ("python -m http.server --", []),
-        ("python other.py --config.", []),
-    ],
-)
-def test_tab_offers_commands_flags_recipes_keys_and_values(script, tmp_path, line, offered):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "quickstart.py").touch()
-    (tmp_path / "a" / "notes.txt").touch()
-    assert complete(script, line, tmp_path) == offered
+@pytest.fixture
+def complete(tmp_path, capsys):
+    """Returns a function: line -> what Tab offers at its end."""
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "complete.sh"
+    script.write_text(capsys.readouterr().out)
+
+    def offered(line):
+        words = " ".join(map(shlex.quote, line.split(" ")))
+        code = _COMPLETE.format(script=script, words=words)
+        shell = ["bash", "--norc", "-c", code]
+        return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.split()
+
+    return offered
 
 
-def test_every_command_and_model_is_offered(script, tmp_path):
-    assert set(COMMANDS) <= set(complete(script, "python -m vit_jax ", tmp_path))
-    line = "python -m vit_jax train --config.model.name="
-    assert complete(script, line, tmp_path) == list_models()
+def test_tab_offers_commands_flags_recipes_keys_and_values(complete):
+    assert set(complete("vit-jax ")) >= set(COMMANDS)
+    for line, offered in {
+        "vit-jax run": ["runs"],
+        "vit-jax train --work": ["--workdir"],
+        "vit-jax train --config ": recipes(),
+        "vit-jax config --against pre": ["pretrain"],
+        "vit-jax train --config.optimizer.learn": ["--config.optimizer.learning_rate"],
+        "vit-jax train --config.model.mlp ": ["gelu", "quick_gelu", "swiglu"],
+        "vit-jax train --config.model.name ": list_models(),
+        "vit-jax predict --model.pool": ["--model.pooling"],
+        "vit-jax runs --sort sc": ["score"],
+    }.items():
+        assert complete(line) == list(offered), line
+
+
+def test_zsh_gets_a_script_of_its_own(capsys):
+    assert main(["completion", "zsh"]) == 0
+    assert capsys.readouterr().out.startswith("#compdef vit-jax")
