@@ -38,9 +38,6 @@ def known_size(data: DataConfig) -> tuple[int | None, int | None]:
 
     Reads no data. Takes `data.num_classes` and the subset into account. The sizes of mixtures are
     unknown.
-
-    Raises:
-        DataError: the dataset has no such split, or the subset is larger than the split.
     """
     known = None if data.mixture else DATASET_SIZES.get(data.name.split(":")[0].split("/")[-1])
     if known is None:

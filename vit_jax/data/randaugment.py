@@ -31,14 +31,7 @@ def randaugment(
 ) -> Image.Image:
     """Applies `layers` operations drawn with replacement, all at one strength.
 
-    Args:
-        image: RGB.
-        layers: number of operations.
-        magnitude: strength; the published scale ends at 10, larger values extrapolate.
-        rng: source of randomness.
-
-    Returns:
-        An RGB image of the same size.
+    The published scale of the magnitude ends at 10; larger values extrapolate.
     """
     names = list(OPERATIONS)
     for i in rng.integers(len(names), size=layers):

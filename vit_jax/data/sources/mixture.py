@@ -17,20 +17,13 @@ _MAX_LENGTH = 2**32
 class MixtureSource:
     """A source whose positions are divided among its members.
 
-    Each member has a block of positions; blocks follow the order of the members' names. Position p
-    of a block that starts at s is the member's example (p - s) modulo its size. The loader shuffles
-    positions, so an epoch has the exact proportions and a part of an epoch has them approximately.
-    Memory does not grow with the number of positions.
+    Each member has a block of `slots` positions; blocks follow the order of the members' names.
+    Position p of a block that starts at s is the member's example (p - s) modulo its size. The
+    loader shuffles positions, so an epoch has the exact proportions and a part of an epoch has them
+    approximately. Memory does not grow with the number of positions.
 
     Members with the same class names share labels. Otherwise labels are numbered member by member,
     and class names become "MEMBER/CLASS".
-
-    Args:
-        members: name -> source.
-        slots: name -> number of positions, for every member.
-
-    Raises:
-        DataError: there are more positions than Grain can shuffle.
     """
 
     def __init__(self, members: Mapping[str, Source], slots: Mapping[str, int]):
@@ -62,7 +55,6 @@ class MixtureSource:
         return member, (index - start) % len(self._members[member])
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples; faster than one by one."""
         places = [self.locate(i) for i in indices]
         found: dict[int, Example] = {}
         for number, member in enumerate(self._members):
@@ -73,7 +65,6 @@ class MixtureSource:
         return [found[i] for i in range(len(places))]
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        """Starts to read examples of the members that are in buckets."""
         places = [self.locate(i) for i in indices]
         for number, member in enumerate(self._members):
             read_ahead(member, [index for owner, index in places if owner == number])
@@ -86,12 +77,7 @@ class MixtureSource:
 
 
 class MixtureMember:
-    """One member of a mixture, with the mixture's labels, for evaluation.
-
-    Args:
-        members: name -> source, for all members of the mixture.
-        name: name of this member.
-    """
+    """One of all members of a mixture, with the mixture's labels, for evaluation."""
 
     def __init__(self, members: Mapping[str, Source], name: str):
         self._mixture = MixtureSource(members, {n: len(m) for n, m in members.items()})
@@ -110,20 +96,14 @@ class MixtureMember:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples; faster than one by one."""
         return self._mixture.read([self._start + i for i in indices])
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        """Starts to read examples in the background if they are in a bucket."""
         self._mixture.read_ahead([self._start + i for i in indices])
 
 
 def slots_by_weight(sizes: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:
     """Returns each member's number of positions in the shortest epoch with every example.
-
-    Args:
-        sizes: name -> number of examples.
-        weights: name -> relative share of positions.
 
     >>> slots_by_weight({"a": 100, "b": 10}, {"a": 1.0, "b": 1.0})
     {'a': 100, 'b': 100}
