@@ -134,8 +134,8 @@ def train_batches(
     another order, see `repeated_places`. So the batch of a step is the same after a resume, with
     any number of threads and processes, and when several hosts load parts of it.
 
-    With `sizes`, each step draws one of them, with the probabilities `shares`, instead of
-    `preprocessing`, which must have their arrays. An order of None is `ExampleOrder`. A DataError
+    `order` replaces `ExampleOrder`. With `sizes`, each step draws one of them, with the
+    probabilities `shares`, in place of `preprocessing`, which must have their arrays. A DataError
     names the example that cannot be used.
     """
     find: Callable[[Sequence[int]], list[int]] = order or ExampleOrder(len(source), seed)

@@ -65,10 +65,7 @@ def open_native(path: Path) -> tuple[TensorFile, WeightsInfo]:
 
 
 def as_tensor_file(path: Path, params: dict[str, np.ndarray]) -> TensorFile:
-    """Wraps arrays as a `TensorFile`. Each array can be read once.
-
-    Reading an array drops it here, so that only the model's copy stays in memory.
-    """
+    """Wraps arrays as a `TensorFile`. Each can be read once, and is then dropped to save memory."""
     size = sum(array.nbytes for array in params.values())
     shapes = {name: array.shape for name, array in params.items()}
     return TensorFile(path, shapes, size, params.pop)

@@ -106,11 +106,7 @@ def text_options(width: int, depth: int, mlp_dim: int, num_heads: int) -> dict[s
 
 
 def pair_options(method: str, image: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Returns the section of a pair.
-
-    The method is "CLIP", "SigLIP" or "LiT"; `image` has the options of the image tower and its
-    name, `options` has the other options of the pair.
-    """
+    """Returns the section of a "CLIP", "SigLIP" or "LiT" pair with the image tower of `image`."""
     rest = {key: value for key, value in image.items() if key != "name"}
     return {"name": f"{method}-{image['name']}", "image": rest, **options}
 

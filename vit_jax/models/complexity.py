@@ -51,37 +51,22 @@ class Formulas:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Cost of a layer for one image.
+    """Cost of a layer for one image."""
 
-    Attributes:
-        parameters: weights and biases.
-        macs: multiply-accumulates for the whole sequence, padding included.
-        steps: number of sequential scan iterations; 1 without a scan.
-        path: number of times the layer or cell must be applied until the last token depends on
-            the first. This is the maximum over all pairs of tokens.
-    """
-
-    parameters: int
-    macs: int
-    steps: int
-    path: int
+    parameters: int  # Weights and biases.
+    macs: int  # For the whole sequence, padding included.
+    steps: int  # Sequential scan iterations; 1 without a scan.
+    path: int  # Applications until the last token depends on the first, the most of any pair.
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer(ABC):
-    """One kind of layer at a size.
+    """One kind of layer at a size."""
 
-    Attributes:
-        width: D.
-        num_heads: number of attention heads.
-        grid: rows and columns of patches.
-        num_prefix: class token and registers, which come before the patches in the sequence.
-    """
-
-    width: int
+    width: int  # D.
     num_heads: int
-    grid: tuple[int, int]
-    num_prefix: int
+    grid: tuple[int, int]  # Rows and columns of patches.
+    num_prefix: int  # Class token and registers, which come before the patches.
 
     name: ClassVar[str]
     formulas: ClassVar[Formulas]
@@ -203,15 +188,7 @@ LAYERS: tuple[type[Layer], ...] = (Attention, GridConvolution, SequenceConvoluti
 
 
 def comparable_layers(options: ModelConfig, image_size: int) -> list[Layer]:
-    """Returns one layer of each kind with the width, heads and tokens of a model.
-
-    Args:
-        options: the model section of a config.
-        image_size: side in pixels.
-
-    Raises:
-        ModelError: unknown name, a model without self-attention, or sizes that do not fit together.
-    """
+    """Returns one layer of each kind with the width, heads and tokens of a model."""
     sizes = {"num_classes": 0, "image_size": image_size, "key": jax.random.key(0)}
     model = nnx.eval_shape(lambda: build_model(options.on_any_platform(), **sizes))
     if model.num_heads is None:
@@ -270,16 +247,8 @@ def measure_path(layer: Layer, source: int = 0, target: int = -1) -> int | None:
 
     Runs the layer's code at a width of 4 with random parameters and follows gradients from the
     target back to the source: tokens whose gradient is not zero are reached. Each application
-    starts from random numbers at the tokens reached so far, so that gradients do not vanish.
-
-    Args:
-        layer: only its number of tokens matters.
-        source: index of the first token of the path, among those that the layer maps.
-        target: index of the last token of the path.
-
-    Returns:
-        The number of applications of the layer, or of a recurrence's cell, until the target depends
-        on the source; None if it never does.
+    starts from random numbers at the tokens reached so far, so that gradients do not vanish. Of a
+    recurrence, applications of its cell are counted. None: the target never depends on the source.
     """
     layer = dataclasses.replace(layer, width=4, num_heads=1)
     graphdef, state = nnx.split(nnx.eval_shape(lambda: layer.build(nnx.Rngs(0))))

@@ -22,6 +22,7 @@ class Example:
     image: bytes  # Encoded (PNG, JPEG, ...).
     label: int  # -1 if it was not requested.
     id: str  # Within its source, for error messages.
+    # Others that the task requested, by their names in the dataset. Images are still encoded.
     features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

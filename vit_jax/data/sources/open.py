@@ -36,7 +36,7 @@ def default_features(data: DataConfig) -> Sequence[str]:
 def open_training_data(data: DataConfig, features: Sequence[str] | None = None) -> TrainingData:
     """Opens the training examples: the training split, its subset, or the weighted mixture.
 
-    Features of None are `default_features`.
+    Reads `default_features` unless others are given.
     """
     features = default_features(data) if features is None else features
     if data.mixture:
@@ -58,7 +58,7 @@ def open_source(data: DataConfig, split: str, features: Sequence[str] | None = N
 
     The split may be a preset of `data.sources.splits`. For a mixture, "SPLIT" reads the split of
     all members in turn and "MEMBER:SPLIT" reads the split of one member. Both use the labels of the
-    mixture. Features of None are `default_features`.
+    mixture. Reads `default_features` unless others are given.
     """
     features = default_features(data) if features is None else features
     if not data.mixture:
