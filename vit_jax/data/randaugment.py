@@ -101,7 +101,6 @@ OPERATIONS: dict[str, Operation] = {
     ),
     # The threshold int(256 * level) wraps around in 8 bits: levels 0, 1 and 2 invert all values.
     "solarize": lambda image, level, rng: image_ops.solarize(image, int(256 * level) % 256),
-    # Level 1 adds 110.
     "solarize_add": lambda image, level, rng: image_ops.solarize_add(image, int(110 * level)),
     "color": _enhance(image_ops.color),
     "contrast": _contrast,

@@ -31,13 +31,13 @@ class WeightsInfo:
     Attributes:
         format: name and container, for the report.
         options: the model section of a config that builds this architecture.
-        num_classes: 0: there is no head.
+        num_classes: classes of the head; 0: there is no head.
         image_size: (height, width) of the images that the position embedding was trained on; None:
             the file does not determine it.
         rows: name table, see `name_table`.
-        class_names: None: the file has none.
+        class_names: None if the file has none.
         view: how images were cropped and resized when the weights were evaluated.
-        normalization: None: not stored in the file.
+        normalization: None if it is not stored in the file.
         assumed: what is assumed because the file has no config.json, by the caller's argument that
             would say it.
         unused: patterns of names of tensors that such files contain but no model needs.

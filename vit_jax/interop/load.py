@@ -54,10 +54,10 @@ class ModelInfo:
     Attributes:
         num_classes: C; 0: the model returns features instead of logits.
         image_size: (height, width).
-        class_names: None: the file has none, or its head was not kept.
+        class_names: None if the file has none, or its head was not kept.
         view: how images were cropped and resized when the weights were evaluated.
         original: the file's model before the caller's changes; None: a new model.
-        stored_normalization: None: not stored in the file.
+        stored_normalization: None if it is not stored in the file.
     """
 
     options: ModelConfig

@@ -13,7 +13,6 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 # Maps [0, 1] to [-1, 1], the input range of all models of this package.
 OURS: Normalization = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-# The common normalisations by name.
 NORMALIZATIONS: dict[str, Normalization] = {
     "half": OURS,
     "imagenet": (IMAGENET_MEAN, IMAGENET_DEVIATION),

@@ -53,7 +53,7 @@ _ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gel
 def recognise(file: TensorFile) -> TensorFile | None:
     """Returns the file with plain tensor names if its config.json describes a ViT, else None.
 
-    A config.json of a model of transformers that no format here reads is an error.
+    Another model of transformers, which no format reads, is an error.
     """
     kind = file.config().get("model_type")
     if kind is None or kind in towers_transformers.MODEL_TYPES:

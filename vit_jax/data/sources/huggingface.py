@@ -26,10 +26,10 @@ class HuggingFaceSource:
         name: "OWNER/NAME", or "OWNER/NAME:CONFIG".
         split: TFDS split string over the dataset's splits, e.g. "train[:98%]".
         data_dir: folder written by `save_to_disk`; None: the dataset is loaded by name.
-        image_key: None: "image", or the only image column.
-        label_key: None: "label", or the only column of type ClassLabel. The classes of a column of
-            integers or texts are its values in all splits, sorted. Negative numbers are missing
-            labels.
+        image_key: by default "image", or the only image column.
+        label_key: by default "label", or the only column of type ClassLabel. The classes of a
+            column of integers or texts are its values in all splits, sorted. Negative numbers are
+            missing labels.
         features: columns to read with the image: "label", and names of other columns.
     """
 

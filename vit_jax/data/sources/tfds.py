@@ -54,9 +54,9 @@ class TfdsSource:
         name: TFDS name with optional config and version, or the name of a bundled dataset, which is
             prepared on first use.
         split: TFDS split string, e.g. "train[:98%]", or a preset of `data.sources.splits`.
-        data_dir: also in a bucket; None: `default_data_dir`.
-        image_key: None: "image", or the only image feature.
-        label_key: None: "label", or the only class feature.
+        data_dir: also in a bucket; by default `default_data_dir`.
+        image_key: by default "image", or the only image feature.
+        label_key: by default "label", or the only class feature.
         label_rule: name in `label_rules.RULES`; computes the class from other features.
         features: features to read with the image: "label", and other feature names of the dataset.
         cache: for data in a bucket; None: a cache of the default size in the default folder.
