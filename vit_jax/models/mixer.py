@@ -149,7 +149,6 @@ class Mixer(ImageModel):
         *,
         num_classes: int,
         image_size: tuple[int, int],
-        platform: str | None = None,
         rngs: nnx.Rngs,
     ):
         dtype = jnp.dtype(options.dtype)
@@ -246,12 +245,12 @@ def _build(
     key: jax.Array,
     platform: str | None = None,
 ) -> Mixer:
+    del platform  # Other families choose attention kernels by it.
     return Mixer(
         mixer_shape(options),
         options,
         num_classes=num_classes,
         image_size=image_size,
-        platform=platform,
         rngs=nnx.Rngs(params=key),
     )
 

@@ -120,16 +120,14 @@ class Sincos2d(PositionTable):
         return make(self.spec.grid, self.spec.width)
 
 
-def sincos_2d(
-    grid: tuple[int, int], width: int, temperature: float = 10_000.0
-) -> Float[np.ndarray, "1 N D"]:
+def sincos_2d(grid: tuple[int, int], width: int) -> Float[np.ndarray, "1 N D"]:
     """Returns the fixed table [sin x, cos x, sin y, cos y], D/4 frequencies each.
 
-    Frequency i is temperature^(-i / (D/4 - 1)), so that the last is 1 / temperature.
+    Frequency i is 10000^(-i / (D/4 - 1)), so that the last is 1 / 10000.
 
     Source: arXiv:2205.01580, as in its code, big_vision.
     """
-    return _sincos(grid, temperature ** -np.linspace(0, 1, width // 4))
+    return _sincos(grid, 10_000.0 ** -np.linspace(0, 1, width // 4))
 
 
 def sincos_2d_mae(grid: tuple[int, int], width: int) -> Float[np.ndarray, "1 N D"]:
@@ -151,21 +149,21 @@ def _sincos(
 
 
 def rope_2d(
-    grid: tuple[int, int], head_dim: int, num_prefix: int, base: float = 100.0
+    grid: tuple[int, int], head_dim: int, num_prefix: int
 ) -> tuple[Float[np.ndarray, "N H"], Float[np.ndarray, "N H"]]:
     """Returns the cosines and sines, f32, that rotate queries and keys, for every token.
 
     Patch centres lie in [-1, 1] along each axis. A quarter of a head's features is rotated by the
     row and a quarter by the column; feature k is paired with feature k + K/2. The `num_prefix`
-    tokens before the patches (class token, registers) are not rotated. `base` is the ratio of the
-    longest to the shortest period. The head dimension is a multiple of 4.
+    tokens before the patches (class token, registers) are not rotated. Period i is
+    100^(i / (K/4)), so the head dimension K is a multiple of 4.
 
     Source: axial RoPE of arXiv:2403.13298, with the coordinates and periods of DINOv3
     (arXiv:2508.10104).
     """
     centres = [(np.arange(n) + 0.5) / n * 2 - 1 for n in grid]
     y, x = np.meshgrid(*centres, indexing="ij")
-    periods = base ** np.linspace(0, 1, head_dim // 4, endpoint=False)
+    periods = 100.0 ** np.linspace(0, 1, head_dim // 4, endpoint=False)
     angles = [np.outer(axis.ravel(), 2 * np.pi / periods) for axis in (y, x)]
     angle = np.tile(np.concatenate(angles, axis=1), 2)
     angle = np.concatenate([np.zeros((num_prefix, head_dim)), angle])

@@ -33,12 +33,9 @@ def default_features(data: DataConfig) -> Sequence[str]:
     return LABEL_ONLY if feature is None else (feature.partition("/")[0],)
 
 
-def open_training_data(data: DataConfig, features: Sequence[str] | None = None) -> TrainingData:
-    """Opens the training examples: the training split, its subset, or the weighted mixture.
-
-    Reads `default_features` unless others are given.
-    """
-    features = default_features(data) if features is None else features
+def open_training_data(data: DataConfig) -> TrainingData:
+    """Opens the training examples: the training split, its subset, or the weighted mixture."""
+    features = default_features(data)
     if data.mixture:
         members = {
             name: _open_one(member, member.train_split or data.train_split, data, features)
