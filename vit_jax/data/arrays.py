@@ -20,17 +20,11 @@ from vit_jax.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """One named array of a batch.
+    """One named array of a batch."""
 
-    Attributes:
-        shape: shape of one example, without the batch dimension.
-        dtype: dtype on the host; the array is copied to the device unchanged.
-        padding: value in the padding rows of an evaluation batch.
-    """
-
-    shape: tuple[int, ...]
-    dtype: DTypeLike
-    padding: float = 0
+    shape: tuple[int, ...]  # Of one example, without the batch dimension.
+    dtype: DTypeLike  # On the host; the array is copied to the device unchanged.
+    padding: float = 0  # Value in the padding rows of an evaluation batch.
 
     @property
     def num_bytes(self) -> int:
@@ -42,11 +36,9 @@ class ArraySpec:
 class Preprocessing:
     """How the host turns an example of a source into one row of a batch.
 
-    Attributes:
-        arrays: name -> array. The names "mask", "index" and "skipped" are reserved for the loader.
-        make_row: (example, generator) -> name -> the example's array. Everything random is drawn
-            from the generator, so that a batch depends only on (seed, step). Raises DataError for
-            an example that cannot be used.
+    The loader reserves the names "mask", "index" and "skipped". `make_row` draws everything random
+    from its generator, so that a batch depends only on (seed, step), and raises DataError for an
+    example that cannot be used.
     """
 
     arrays: Mapping[str, ArraySpec]
@@ -62,13 +54,7 @@ def labelled_image_arrays(image_size: int) -> dict[str, ArraySpec]:
 
 
 def labelled_image(transform: Transform, image_size: int, num_classes: int) -> Preprocessing:
-    """Returns the preprocessing of a labelled image: `image` u8[H, W, 3] and `label` i32.
-
-    Args:
-        transform: (encoded bytes, generator) -> u8[image_size, image_size, 3].
-        image_size: height and width in pixels.
-        num_classes: labels are 0 to num_classes - 1.
-    """
+    """Returns the preprocessing of a labelled image: `image` u8[H, W, 3] and `label` i32."""
 
     def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
         label = _checked_label(example, num_classes)
@@ -78,12 +64,7 @@ def labelled_image(transform: Transform, image_size: int, num_classes: int) -> P
 
 
 def image_only(transform: Transform, image_size: int) -> Preprocessing:
-    """Returns the preprocessing of an image without a label: `image` u8[H, W, 3].
-
-    Args:
-        transform: (encoded bytes, generator) -> u8[image_size, image_size, 3].
-        image_size: height and width in pixels.
-    """
+    """Returns the preprocessing of an image without a label: `image` u8[H, W, 3]."""
 
     def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
         return {"image": transform(example.image, rng)}
@@ -104,17 +85,11 @@ def _checked_label(example: Example, num_classes: int) -> int:
 def labelled_patches(
     transform: Transform, patch_size: int, length: int, num_classes: int, *, flip: bool
 ) -> Preprocessing:
-    """Returns the preprocessing of a labelled image as a padded sequence of patches.
+    """Returns the preprocessing of a labelled image as a padded sequence of patches of P pixels.
 
     Its arrays are `patches` u8[N, P * P * 3], padded with zeros, `grid` i32[2], the rows and
-    columns of patches, and `label` i32.
-
-    Args:
-        transform: (encoded bytes, generator) -> u8[h, w, 3], sides divisible by the patch size.
-        patch_size: P in pixels.
-        length: N; the transform must return at most this many patches.
-        num_classes: labels are 0 to num_classes - 1.
-        flip: mirror left to right with probability 1/2.
+    columns of patches, and `label` i32. The transform must return sides divisible by P, and at most
+    N = `length` patches. `flip` mirrors an image left to right with probability 1/2.
     """
     p = patch_size
 
@@ -138,12 +113,7 @@ def labelled_patches(
 
 
 def padded_to(preprocessing: Preprocessing, arrays: Mapping[str, ArraySpec]) -> Preprocessing:
-    """Returns a preprocessing whose arrays are padded with zeros along their first axis.
-
-    Args:
-        preprocessing: makes the rows.
-        arrays: the same names with shapes that are at least as large.
-    """
+    """Returns a preprocessing whose arrays are padded with zeros to the larger shapes `arrays`."""
 
     def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
         padded = {}
@@ -167,13 +137,7 @@ def cut_to(batch: Mapping[str, Any], preprocessing: Preprocessing) -> dict[str, 
 def batch_shapes(
     arrays: Mapping[str, ArraySpec], batch_size: int, sharding: jax.sharding.Sharding | None = None
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch on the device, including `mask`, for tracing a program.
-
-    Args:
-        arrays: the task's arrays.
-        batch_size: B.
-        sharding: sharding of all arrays.
-    """
+    """Returns the shapes of a batch on the device, including `mask`, for tracing a program."""
     return {
         name: jax.ShapeDtypeStruct((batch_size, *array.shape), array.dtype, sharding=sharding)
         for name, array in {**arrays, "mask": ArraySpec((), np.bool_)}.items()

@@ -14,29 +14,16 @@ from vit_jax.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Balance:
-    """What a run with classes of unequal size needs to know about them.
+    """What a run with classes of unequal size needs to know about them."""
 
-    Attributes:
-        counts: i64[C], training examples of each class; None: the task does not need them.
-        order: order of the examples; None: `ExampleOrder`.
-    """
-
-    counts: Int[np.ndarray, " C"] | None = None
-    order: BalancedOrder | None = None
+    counts: Int[np.ndarray, " C"] | None = None  # Training examples; None: not needed.
+    order: BalancedOrder | None = None  # None: `ExampleOrder`.
 
 
 def build_balance(config: Config, source: Source, num_classes: int) -> Balance:
     """Returns the class counts and the order of examples of a config.
 
     Reads the labels only if the task or `data.sampling` needs them.
-
-    Args:
-        config: the run.
-        source: the training examples.
-        num_classes: C.
-
-    Raises:
-        DataError: the source cannot list its labels, or a label is out of range.
     """
     balanced = config.data.sampling == "balanced"
     key_of_task = task_config(config.task).class_counts_key(config)

@@ -15,11 +15,8 @@ _MIN_BYTES = 1 << 14
 class BatchBuffers:
     """Allocates one array for all chunks of a batch, so that joining the chunks copies nothing.
 
-    An array is reused when there are no other references to it or to a view of it. Thread-safe.
-
-    Args:
-        arrays: name -> array of a batch; only large arrays are reused.
-        rows: this host's rows of a batch.
+    A large array is reused when there are no other references to it or to a view of it. `rows` are
+    this host's rows of a batch. Thread-safe.
     """
 
     def __init__(self, arrays: Mapping[str, ArraySpec], rows: Sequence[int]):
@@ -44,7 +41,7 @@ class BatchBuffers:
         return {name: array[places] for name, array in batch.items()}
 
     def whole(self, step: int) -> dict[str, np.ndarray]:
-        """Returns name -> array of a step's batch once all its parts are filled."""
+        """Returns a step's batch. All its parts must be filled."""
         with self._lock:
             return {name: array[:] for name, array in self._filling.pop(step).items()}
 

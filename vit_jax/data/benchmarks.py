@@ -54,23 +54,14 @@ _OBJECTNET_BORDER = 2
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """A test set for models of ImageNet's 1000 classes.
+    """A test set for models of ImageNet's 1000 classes."""
 
-    Attributes:
-        title: name in papers.
-        dataset: TFDS name; None: ObjectNet's folder.
-        split: TFDS split.
-        label: feature with the label.
-        labels: feature with several labels; None: there is one label.
-        among: column of `imagenet_classes.csv` with the classes to choose among; None: all.
-    """
-
-    title: str
-    dataset: str | None = None
+    title: str  # Name in papers.
+    dataset: str | None = None  # TFDS name; None: ObjectNet's folder.
     split: str = "test"
-    label: str = "label"
-    labels: str | None = None
-    among: str | None = None
+    label: str = "label"  # Feature with the label.
+    labels: str | None = None  # Feature with several labels; None: there is one label.
+    among: str | None = None  # Column of `imagenet_classes.csv`; None: all classes.
 
 
 BENCHMARKS = {
@@ -88,19 +79,12 @@ BENCHMARKS = {
 
 @dataclasses.dataclass(frozen=True)
 class OpenBenchmark:
-    """A test set whose files were found.
-
-    Attributes:
-        source: the examples.
-        right: example -> classes that are right; empty: the example does not count.
-        among: classes to choose among.
-        border: pixels to cut off on each side of an image.
-    """
+    """A test set whose files were found."""
 
     source: Source
-    right: Callable[[Example], Sequence[int]]
-    among: Bool[np.ndarray, " C"]
-    border: int = 0
+    right: Callable[[Example], Sequence[int]]  # Empty: the example does not count.
+    among: Bool[np.ndarray, " C"]  # Classes to choose among.
+    border: int = 0  # Pixels to cut off on each side of an image.
 
 
 def find_benchmark(split: str) -> tuple[str, str] | None:
@@ -114,16 +98,7 @@ def find_benchmark(split: str) -> tuple[str, str] | None:
 
 
 def open_benchmark(name: str, data: DataConfig, part: str = "") -> OpenBenchmark:
-    """Opens a test set.
-
-    Args:
-        name: key of BENCHMARKS.
-        data: the data section; its `data_dir` and its cache are used.
-        part: slice, e.g. "[:10%]".
-
-    Raises:
-        DataError: the dataset is not there, or its classes are not ImageNet's.
-    """
+    """Opens the test set of a key of BENCHMARKS; `part` is a slice, such as "[:10%]"."""
     chosen = BENCHMARKS[name]
     if chosen.dataset is None:
         return _open_objectnet(data, part)
@@ -168,11 +143,6 @@ def benchmark_images(opened: OpenBenchmark, transform: Transform, image_size: in
 
     Besides `image` and `label`, a row has `right` bool[C], the classes that are right, and `among`
     bool[C], those to choose among.
-
-    Args:
-        opened: from `open_benchmark`.
-        transform: (encoded bytes, generator) -> u8[image_size, image_size, 3].
-        image_size: height and width in pixels.
     """
     classes = ArraySpec((NUM_CLASSES,), np.bool_)
     arrays = {**labelled_image_arrays(image_size), "right": classes, "among": classes}
@@ -197,12 +167,7 @@ def benchmark_images(opened: OpenBenchmark, transform: Transform, image_size: in
 
 
 def check_classes(num_classes: int, name: str) -> None:
-    """Raises ModelError unless a model has ImageNet's number of classes.
-
-    Args:
-        num_classes: of the model.
-        name: key of BENCHMARKS.
-    """
+    """Raises ModelError unless a model has ImageNet's number of classes."""
     if num_classes != NUM_CLASSES:
         raise ModelError(
             f"{name} for a model of {num_classes} classes",
@@ -242,14 +207,9 @@ def _open_objectnet(data: DataConfig, part: str) -> OpenBenchmark:
 def objectnet_classes(mappings: Path) -> dict[str, tuple[int, ...]]:
     """Returns the ImageNet classes of each folder of ObjectNet's images, from its own mappings.
 
-    Args:
-        mappings: folder of four files: `folder_to_objectnet_label.json`;
-            `objectnet_to_imagenet_1k.json`, whose values are names of ImageNet's classes joined by
-            "; "; `imagenet_to_label_2012_v2`, such a name in each line; and
-            `pytorch_to_imagenet_2012_id.json`: class index -> line, from 0.
-
-    Raises:
-        DataError: a file is missing or damaged.
+    There are four files: `folder_to_objectnet_label.json`; `objectnet_to_imagenet_1k.json`, whose
+    values are names of ImageNet's classes joined by "; "; `imagenet_to_label_2012_v2`, with such a
+    name in each line; and `pytorch_to_imagenet_2012_id.json`: class index -> line, from 0.
     """
     try:
         objects = read_json(mappings / "folder_to_objectnet_label.json")

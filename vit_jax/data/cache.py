@@ -19,11 +19,8 @@ class DecodedSource:
     """A source that decodes each image on first use and keeps it as an uncompressed PPM.
 
     For images of CIFAR's size, the input pipeline spends most of its time reading and decoding. An
-    image that cannot be decoded is returned unchanged, so that the transform reports it.
-
-    Args:
-        source: examples.
-        cap_mb: megabytes of pixels to keep. Images beyond this limit are decoded each time.
+    image that cannot be decoded is returned unchanged, so that the transform reports it. Images
+    beyond `cap_mb` megabytes of pixels are decoded each time.
     """
 
     def __init__(self, source: Source, cap_mb: float = float("inf")):
@@ -41,7 +38,6 @@ class DecodedSource:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples."""
         found = {i: self._kept[i] for i in indices}
         missing = [i for i, example in found.items() if example is None]
         if missing:
@@ -54,7 +50,6 @@ class DecodedSource:
         return [example for i in indices if (example := found[i]) is not None]
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        """Starts to read the examples that are not in memory, if they are in a bucket."""
         missing = [i for i in indices if self._kept[i] is None]
         if missing:
             read_ahead(self.source, missing)
@@ -64,11 +59,7 @@ def cached(source: Source, cap_mb: int) -> Source:
     """Returns the source, decoded in memory if all its images fit into `cap_mb` megabytes.
 
     The size is estimated from the largest of a few examples spread over the source. If others are
-    larger, the images beyond the cap are not kept.
-
-    Args:
-        source: examples.
-        cap_mb: cap in megabytes; 0: no caching.
+    larger, the images beyond the cap are not kept. A cap of 0 turns the cache off.
     """
     if not cap_mb or not len(source):
         return source

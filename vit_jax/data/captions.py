@@ -24,16 +24,7 @@ _SAMPLES = 256
 
 
 class Captions:
-    """The captions of examples, as text and as tokens.
-
-    Args:
-        config: section of the captions.
-        tokenizer: makes tokens of them.
-        class_names: for templates.
-
-    Raises:
-        DataError: there are templates but no class names.
-    """
+    """The captions of examples, as text and as tokens. Templates need the class names."""
 
     def __init__(self, config: CaptionsConfig, tokenizer: Tokenizer, class_names: Sequence[str]):
         self.tokenizer = tokenizer
@@ -47,11 +38,7 @@ class Captions:
             )
 
     def texts(self, example: Example) -> list[str]:
-        """Returns all captions of an example.
-
-        Raises:
-            DataError: there is none, or one is empty or not UTF-8.
-        """
+        """Returns all captions of an example. Raises DataError if there is none, or a bad one."""
         if self._feature is None:
             if not 0 <= example.label < len(self._names):
                 raise DataError(
@@ -73,18 +60,7 @@ class Captions:
 def build_captions(
     config: CaptionsConfig, options: TextConfig, class_names: Sequence[str] = ()
 ) -> Captions:
-    """Reads the tokenizer of a config and checks it against the text tower.
-
-    Args:
-        config: section of the captions, with a tokenizer.
-        options: of the text tower.
-        class_names: of the dataset, for templates.
-
-    Raises:
-        FileError: the tokenizer cannot be read.
-        ModelError: it has another number of tokens than the text tower has embeddings.
-        DataError: see `Captions`.
-    """
+    """Reads the tokenizer of a config and checks it against the text tower."""
     assert config.tokenizer is not None
     pad = options.pad_token if config.pad_token is None else config.pad_token
     tokenizer = load_tokenizer(
@@ -114,11 +90,7 @@ def captioned_image(
 ) -> Preprocessing:
     """Returns the preprocessing of an image with a caption: `image` u8[H, W, 3], `tokens` i32[N].
 
-    Args:
-        transform: (encoded bytes, generator) -> u8[image_size, image_size, 3].
-        image_size: height and width in pixels.
-        captions: of the examples.
-        draws: whether one of several captions is drawn, for training; else the first is taken.
+    `draws` takes a random one of several captions, for training; otherwise the first is taken.
     """
 
     def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
@@ -133,19 +105,10 @@ def captioned_image(
 
 
 def check_captions(source: Source, captions: Captions, *, skips: bool = False) -> float:
-    """Reads some captions before the first step, and logs how many are cut.
+    """Reads some evenly spaced captions before the first step, and logs how many are cut.
 
-    Args:
-        source: examples; some of them, evenly spaced, are read.
-        captions: of the examples.
-        skips: whether the run skips bad examples, see `data.on_bad_example`.
-
-    Returns:
-        The share of the captions that are longer than the text tower.
-
-    Raises:
-        DataError: a caption is empty, not UTF-8, or too long if `data.captions.too_long` is
-            "error".
+    Returns the share of the captions that are longer than the text tower. A bad caption is an error
+    unless `skips`.
     """
     places = np.linspace(0, len(source) - 1, min(_SAMPLES, len(source))).astype(int).tolist()
     length, cut, total = captions.tokenizer.context_length, 0, 0
@@ -183,14 +146,9 @@ def readable(name: str) -> str:
 
 
 def read_texts(value: Any, inner: Sequence[str] = ()) -> list[str]:
-    """Returns the captions in the value of a feature.
+    """Returns the captions in a feature's value. DataError: none, or one is empty or not UTF-8.
 
-    Args:
-        value: one or several texts, or a sequence of features of which one is the text.
-        inner: names of that feature.
-
-    Raises:
-        DataError: there is none, or one is empty or not UTF-8.
+    The value is one or several texts, or a sequence of features; `inner` names the text in these.
     """
     found = [_text(one) for one in _values(value, inner)]
     if not found:

@@ -12,23 +12,14 @@ RANDOM_ACCESS = ("array_record", "parquet")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A prepared dataset.
+    """A prepared dataset."""
 
-    Attributes:
-        name: name with config and version, as in `data.name`.
-        path: its folder.
-        splits: split -> number of examples.
-        formats: file formats, the preferred one first.
-        num_classes: None: no class labels.
-        num_bytes: total size of its files.
-    """
-
-    name: str
+    name: str  # With config and version, as in `data.name`.
     path: Path
-    splits: dict[str, int]
-    formats: tuple[str, ...]
-    num_classes: int | None
-    num_bytes: int
+    splits: dict[str, int]  # Split -> number of examples.
+    formats: tuple[str, ...]  # The preferred one first.
+    num_classes: int | None  # None: no class labels.
+    num_bytes: int  # Of all its files.
 
     @property
     def readable(self) -> bool:

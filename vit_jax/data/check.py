@@ -27,38 +27,22 @@ _CHUNK = 64
 
 @dataclasses.dataclass(frozen=True)
 class SplitReport:
-    """The result of checking a split.
-
-    Attributes:
-        name: name of the split.
-        per_class: i[C], number of readable examples of each class.
-        sizes: i[N, 2], width and height of each readable image.
-        num_bytes: i[N], encoded size of each readable image.
-        formats: format -> number of images.
-        bad: (example, reason) for each image that cannot be read, or whose label is out of range,
-            or whose caption is empty or not UTF-8.
-        constant: the images whose pixels are all equal.
-        indices: i[N], index of each readable image.
-        contents: u64[N], hash of each readable image.
-        labels: i[N], label of each readable image.
-    """
+    """The result of checking a split with N readable images."""
 
     name: str
-    per_class: np.ndarray
-    sizes: np.ndarray
-    num_bytes: np.ndarray
-    formats: Counter[str]
-    bad: list[tuple[str, str]]
-    constant: list[str]
-    indices: np.ndarray
-    contents: np.ndarray
-    labels: np.ndarray
+    per_class: np.ndarray  # i[C], readable examples of each class.
+    sizes: np.ndarray  # i[N, 2], width and height.
+    num_bytes: np.ndarray  # i[N], encoded size.
+    formats: Counter[str]  # Format -> number of images.
+    bad: list[tuple[str, str]]  # (example, reason): unreadable, or a bad label or caption.
+    constant: list[str]  # Images whose pixels are all equal.
+    indices: np.ndarray  # i[N], in the source.
+    contents: np.ndarray  # u64[N], hashes of the encoded images.
+    labels: np.ndarray  # i[N].
 
 
 @dataclasses.dataclass(frozen=True)
 class _ExampleReport:
-    """The result of checking one example."""
-
     id: str
     label: int
     size: tuple[int, int]
@@ -70,13 +54,7 @@ class _ExampleReport:
 
 
 def check_split(source: Source, split: str, threads: int | None = None) -> SplitReport:
-    """Decodes every image of a source.
-
-    Args:
-        source: the whole split.
-        split: its name.
-        threads: number of threads that read and decode; None: one per core.
-    """
+    """Decodes every image of a whole split."""
     num_classes = len(source.class_names)
     chunks = [range(i, min(i + _CHUNK, len(source))) for i in range(0, len(source), _CHUNK)]
     per_class = np.zeros(num_classes, np.int64)
@@ -124,10 +102,6 @@ def dataset_warnings(reports: Sequence[SplitReport], sources: Mapping[str, Sourc
 
     They are about splits and classes without enough examples, images of one colour, images that are
     in two splits, and images that are in two classes.
-
-    Args:
-        reports: of all splits.
-        sources: the splits, by name.
     """
     class_names = next(iter(sources.values())).class_names
     splits = [Split(f"split {r.name!r}", len(r.indices), r.per_class) for r in reports]
@@ -158,7 +132,7 @@ def dataset_warnings(reports: Sequence[SplitReport], sources: Mapping[str, Sourc
 
 
 def _in_two_classes(report: SplitReport, source: Source) -> list[str]:
-    """Returns a warning if images of a split are there under several labels, or nothing."""
+    """Returns a warning if a split has an image under several labels, or nothing."""
     _, group = np.unique(report.contents, return_inverse=True)
     lowest = np.full(len(report.contents), np.iinfo(np.int64).max)
     np.minimum.at(lowest, group, report.labels)

@@ -18,18 +18,8 @@ def head_columns(
 ) -> Int[np.ndarray, " C"] | None:
     """Returns the column of a head for each class of a dataset; None: class k has column k.
 
-    If one side has no names, the order is taken to be the same.
-
-    Args:
-        classes: names of the dataset's classes, in label order.
-        head: names of the head's classes.
-        data: name of the dataset, for messages.
-        model: name of the model, for messages.
-        subset: whether the head may have more classes than the dataset.
-
-    Raises:
-        DataError: the dataset has a class that the head does not have, or lacks one, or names are
-            repeated.
+    If one side has no names, the order is taken to be the same. With `subset`, the head may have
+    more classes than the dataset. `data` and `model` are names for messages.
     """
     ours, theirs = (
         [unicodedata.normalize("NFC", str(n)) for n in names] for names in (classes, head)
@@ -67,13 +57,7 @@ def _both_of_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> bool:
 
 
 class MatchedSource:
-    """A dataset whose labels are columns of a trained head.
-
-    Args:
-        source: the dataset.
-        columns: column of each class, from `head_columns`.
-        head: names of the head's classes.
-    """
+    """A dataset whose labels are columns of a trained head. `columns` comes from `head_columns`."""
 
     def __init__(self, source: Source, columns: Int[np.ndarray, " C"], head: Sequence[str]):
         self._source, self._columns = source, columns
@@ -88,11 +72,9 @@ class MatchedSource:
         return self._matched(self._source[index])
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples."""
         return [self._matched(example) for example in self._source.read(indices)]
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        """Starts to read examples in the background if the dataset is in a bucket."""
         read_ahead(self._source, indices)
 
     def _matched(self, example: Example) -> Example:
@@ -108,15 +90,6 @@ class MatchedSource:
 
 
 def match_classes(source: Source, head: Sequence[str], model: str) -> Source:
-    """Returns a dataset with the labels of a head, which may have more classes.
-
-    Args:
-        source: the dataset.
-        head: names of the head's classes; empty: not known.
-        model: name of the model, for messages.
-
-    Raises:
-        DataError: the dataset has a class that the head does not have.
-    """
+    """Returns a dataset with the labels of a head, which may have more classes or unknown names."""
     columns = head_columns(source.class_names, head, data=source.name, model=model, subset=True)
     return source if columns is None else MatchedSource(source, columns, head)

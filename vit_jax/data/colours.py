@@ -9,14 +9,10 @@ from jaxtyping import Array, Float, Int
 def colour_classes(images: Float[Array, "B H W 3"], patch: int, bits: int) -> Int[Array, "B N"]:
     """Returns the class of each patch's mean colour, patches in raster order.
 
-    A channel with mean m in 0 to 255 has the level floor(m * 2^bits / 256). The class is (red *
-    2^bits + green) * 2^bits + blue. Sums are integers, so that a mean on the border between two
-    levels gets the same level on every device and in every batch.
-
-    Args:
-        images: in [-1, 1], with 256 levels.
-        patch: height and width of a patch in pixels.
-        bits: per channel.
+    Images are in [-1, 1], with 256 levels. A channel with mean m in 0 to 255 has the level
+    floor(m * 2^bits / 256). The class is (red * 2^bits + green) * 2^bits + blue. Sums are integers,
+    so that a mean on the border between two levels gets the same level on every device and in every
+    batch.
 
     Source: arXiv:2010.11929, B.1.2 (3 bits: 512 colours).
     """
@@ -40,12 +36,7 @@ def colours_of_classes(classes: Int[np.ndarray, "*N"], bits: int) -> Float[np.nd
 
 
 def content_key(seed: int, images: jax.Array) -> jax.Array:
-    """Returns one random key per image, which depends only on the seed and the pixels.
-
-    Args:
-        seed: changes all keys.
-        images: u8[B, H, W, 3].
-    """
+    """Returns one random key per u8[H, W, 3] image that depends only on the seed and the pixels."""
     key = jax.random.key(seed)
     weights = jax.random.bits(key, images.shape[1:], jnp.uint32)
     # Integer sums modulo 2^32 are exact in any order.

@@ -31,13 +31,8 @@ def paper_box(
 ) -> Box:
     """Draws a random box like TensorFlow's `sample_distorted_bounding_box`.
 
-    Unlike TensorFlow, the last position along each side is as likely as the others.
-
-    Args:
-        size: width and height of the image.
-        min_area: smallest area, as a fraction of the image's.
-        max_area: largest area, as a fraction of the image's.
-        rng: source of randomness.
+    Unlike TensorFlow, the last position along each side is as likely as the others. `size` is width
+    and height; the areas are fractions of the image's.
     """
     width, height = size
     smallest, largest = min_area * width * height, max_area * width * height

@@ -37,9 +37,6 @@ def known_size(data: DataConfig) -> tuple[int | None, int | None]:
     """Returns the number of classes and of training examples of a config; None if unknown.
 
     Reads no data. Takes `data.num_classes` and the subset into account.
-
-    Raises:
-        DataError: the dataset has no such split, or the subset is larger than the split.
     """
     known = DATASET_SIZES.get(data.name.split(":")[0].split("/")[-1])
     if known is None:

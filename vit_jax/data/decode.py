@@ -77,14 +77,8 @@ _PLAIN = re.compile(rb"P6 (\d+) (\d+) 255\n")
 class EncodedImage:
     """An encoded image whose regions can be decoded. The constructor reads only a JPEG's header.
 
-    Args:
-        encoded: a file that Pillow reads.
-
-    Attributes:
-        size: width and height of the upright image.
-
-    Raises:
-        DataError: not an image, or a truncated one.
+    `size` is the width and height of the upright image. Raises DataError for a file that is not an
+    image, or a truncated one.
     """
 
     def __init__(self, encoded: bytes):
@@ -105,14 +99,10 @@ class EncodedImage:
         self.size = (height, width) if self._upright[0] else (width, height)
 
     def part(self, box: Box, shrink: int = 1) -> UInt8[np.ndarray, "h w 3"]:
-        """Returns the pixels of a region of the upright image, optionally shrunk.
+        """Returns the pixels of a region of the upright image, optionally shrunk by 2, 4 or 8.
 
-        Args:
-            box: in pixels of the full-size image; must be inside it.
-            shrink: 1, 2, 4 or 8. The box is extended to whole pixels of the shrunk image.
-
-        Raises:
-            DataError: damaged image data.
+        The box is in pixels of the full-size image and must be inside it. It is extended to whole
+        pixels of the shrunk image. Damaged data raise DataError.
         """
         left, top, right, bottom = self._to_stored_box(box)
         box = left // shrink, top // shrink, -(-right // shrink), -(-bottom // shrink)
@@ -170,11 +160,7 @@ class EncodedImage:
 
 
 def decode(encoded: bytes) -> Image.Image:
-    """Decodes a whole image: upright, RGB, 8 bits per channel.
-
-    Raises:
-        DataError: not an image, or a truncated or damaged one.
-    """
+    """Decodes a whole image: upright, RGB, 8 bits per channel. DataError: not an intact image."""
     image = EncodedImage(encoded)
     return Image.fromarray(np.ascontiguousarray(image.part((0, 0, *image.size))))
 

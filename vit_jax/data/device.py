@@ -29,10 +29,7 @@ _ERASING_TRIES = 10
 
 
 def to_unit_range(images: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Scales u8 images linearly to f32 in [-1, 1]: 0 becomes -1, 255 becomes 1.
-
-    No mean or standard deviation is used: the ViT papers' models take images in [-1, 1].
-    """
+    """Scales linearly to [-1, 1], without a mean or deviation, as the ViT papers' models expect."""
     return images.astype(jnp.float32) / 127.5 - 1
 
 
@@ -49,16 +46,11 @@ def erase(
     probability: float,
     fill: Literal["noise", "gray"] = "noise",
 ) -> Float[Array, "B H W 3"]:
-    """Fills a random rectangle of randomly chosen images.
+    """Fills a random rectangle of randomly chosen images, which are in [-1, 1].
 
     The area is uniform between 2 and 33 % of the image, height / width is log-uniform between 0.3
     and 3.3, and the position is uniform. If none of ten rectangles fits, the image is unchanged.
-
-    Args:
-        images: in [-1, 1].
-        key: random key.
-        probability: probability that an image is chosen.
-        fill: "noise": every value is normal with ImageNet's mean and deviation; "gray": 0.
+    "noise" draws every value from a normal with ImageNet's mean and deviation; "gray" is 0.
 
     Source: arXiv:1708.04896, algorithm 1; noise: timm's `reprob` with `remode=pixel`, which DeiT
     and MAE use.
@@ -174,16 +166,8 @@ def mix(
 ) -> tuple[Float[Array, "B H W 3"], Int[Array, " B"] | Float[Array, "B C"]]:
     """Applies mixup or CutMix. If both are on, each batch uses one, chosen at random.
 
-    Args:
-        images: in [-1, 1].
-        labels: class indices.
-        num_classes: C.
-        mixup_alpha: alpha of mixup's Beta(alpha, alpha); 0: no mixup.
-        cutmix_alpha: alpha of CutMix's Beta(alpha, alpha); 0: no CutMix.
-        key: random key.
-
-    Returns:
-        Images and labels. Labels are f32[B, C] if either is on, else unchanged.
+    Their shares are drawn from Beta(alpha, alpha); alpha 0 turns one off. The labels become
+    f32[B, C] if either is on.
     """
     if not (mixup_alpha or cutmix_alpha):
         return images, labels

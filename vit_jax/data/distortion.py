@@ -27,14 +27,10 @@ Images = Float[Array, "B H W 3"]
 def distort(
     images: Images, key: jax.Array, *, blur: float, solarize: float, image_size: int
 ) -> Images:
-    """Distorts the colours of each image differently.
+    """Distorts the colours of each image, in [-1, 1], differently.
 
-    Args:
-        images: in [-1, 1].
-        key: random key.
-        blur: probability that an image is blurred.
-        solarize: probability that values in the upper half are inverted.
-        image_size: side of the global crops, to which the blur is proportional.
+    `blur` and `solarize` are probabilities; solarisation inverts values in the upper half. The blur
+    is proportional to `image_size`, the side of the global crops.
     """
     keys = jax.random.split(key, 9)
     x = (images + 1) / 2
@@ -54,12 +50,7 @@ def gray(x: Images) -> Float[Array, "B H W 1"]:
 
 
 def shift_hue(x: Images, amount: Float[Array, "B 1 1"]) -> Images:
-    """Turns the hue of each pixel, and keeps its value and saturation in the HSV cone.
-
-    Args:
-        x: in [0, 1].
-        amount: in full circles.
-    """
+    """Turns the hue of each pixel in [0, 1] by `amount` circles; HSV value and saturation stay."""
     value, least = jnp.max(x, axis=-1), jnp.min(x, axis=-1)
     chroma = value - least
     red, green, blue = x[..., 0], x[..., 1], x[..., 2]
@@ -80,12 +71,9 @@ def shift_hue(x: Images, amount: Float[Array, "B 1 1"]) -> Images:
 
 
 def gaussian_blur(x: Images, sigma: Float[Array, " B"], largest: float) -> Images:
-    """Blurs each image with a Gaussian of its own deviation; border pixels are repeated.
+    """Blurs each image with a Gaussian of its own deviation in pixels; border pixels are repeated.
 
-    Args:
-        x: images.
-        sigma: standard deviations in pixels.
-        largest: of them; the kernel reaches three times as far.
+    The kernel reaches three times as far as the largest deviation.
     """
     reach = max(math.ceil(3 * largest), 1)
     offsets = jnp.arange(-reach, reach + 1, dtype=jnp.float32)

@@ -81,14 +81,7 @@ def affine(
     fill: tuple[int, int, int],
     sampling: Image.Resampling = Image.Resampling.NEAREST,
 ) -> Image.Image:
-    """Sets each pixel (X, Y) to the one at (a X + b Y + c, d X + e Y + f), by default the nearest.
-
-    Args:
-        image: RGB.
-        matrix: a to f.
-        fill: colour of pixels from outside the image.
-        sampling: interpolation between pixels.
-    """
+    """Sets each pixel (X, Y) to the one at (a X + b Y + c, d X + e Y + f); outside, to `fill`."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, sampling, fillcolor=fill)
 
 

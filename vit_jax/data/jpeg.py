@@ -60,21 +60,13 @@ _HARMLESS = re.compile(
 
 
 class Header(NamedTuple):
-    """The header of a JPEG.
+    """The header of a JPEG."""
 
-    Attributes:
-        width: as stored, before any rotation.
-        height: as stored.
-        orientation: 1 to 8, from EXIF; 1: as stored.
-        common: 8 bits, gray or three colours, Huffman-coded; Pillow decodes all other kinds.
-        complete: there is an end-of-image marker after the image data.
-    """
-
-    width: int
-    height: int
-    orientation: int
-    common: bool
-    complete: bool
+    width: int  # As stored, before any rotation.
+    height: int  # As stored.
+    orientation: int  # 1 to 8, from EXIF; 1: as stored.
+    common: bool  # 8 bits, gray or three colours, Huffman-coded; Pillow decodes other kinds.
+    complete: bool  # There is an end-of-image marker after the image data.
 
 
 class DamagedJpegError(ValueError):
@@ -246,13 +238,9 @@ def decode_part(
 ) -> UInt8[np.ndarray, "h w 3"]:
     """Decodes a region of a JPEG whose header is `common`. Releases the GIL while decoding.
 
-    Args:
-        encoded: the JPEG.
-        box: left, top, right, bottom in pixels of the shrunk, stored image; must be inside it.
-        shrink: 1, 2, 4 or 8: an image of width W becomes ceil(W / shrink) wide.
-
-    Returns:
-        RGB pixels of the region; rows need not be contiguous. Data below the region is not read.
+    The box is in pixels of the shrunk, stored image and must be inside it. `shrink` is 1, 2, 4 or
+    8: an image of width W becomes ceil(W / shrink) wide. Rows of the result need not be contiguous.
+    Data below the region is not read.
 
     Raises:
         DamagedJpegError: the data are damaged and libjpeg-turbo filled in pixels.

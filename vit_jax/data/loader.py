@@ -55,14 +55,13 @@ class BatchSpec:
     Attributes:
         global_batch_size: B, over all hosts.
         rows: rows of the global batch that this host loads.
-        num_threads: reader threads of each process; None: one per core; 0: read in the calling
-            thread.
-        num_workers: reader processes; 0: none; None: none, unless there are more cores than the
-            threads of one process can use.
-        prefetch: number of batches to prefetch.
+        num_threads: of each process; None: one per core; 0: read in the calling thread.
+        num_workers: reader processes; None: none, unless there are more cores than the threads of
+            one process can use.
+        prefetch: in batches.
         repeats: copies of each example in a batch.
-        on_bad_example: "error", or "skip": the next readable example replaces a bad one. Evaluation
-            does not count the replacement.
+        on_bad_example: "skip" replaces a bad example by the next readable one. Evaluation does not
+            count the replacement.
     """
 
     global_batch_size: int
@@ -79,13 +78,7 @@ class BatchSpec:
 
 
 def batch_spec(data: DataConfig, batch_size: int, rows: Sequence[int]) -> BatchSpec:
-    """Returns how the examples of a config become batches.
-
-    Args:
-        data: the data section.
-        batch_size: examples per batch, over all hosts.
-        rows: rows of a batch that this host loads.
-    """
+    """Returns how the examples of a config become batches."""
     return BatchSpec(
         global_batch_size=batch_size,
         rows=rows,
@@ -113,7 +106,6 @@ class Feed(Iterator[HostBatch]):
         self.close()
 
     def close(self) -> None:
-        """Ends the reader threads and processes."""
         self._batches.close()
 
 
@@ -142,19 +134,9 @@ def train_batches(
     another order, see `repeated_places`. So the batch of a step is the same after a resume, with
     any number of threads and processes, and when several hosts load parts of it.
 
-    Args:
-        source: examples.
-        preprocessing: how an example becomes a row.
-        spec: sizes and readers.
-        seed: the run's seed.
-        start_step: first step.
-        end_step: one past the last step.
-        order: order of the examples; None: `ExampleOrder`.
-        sizes: one of them is drawn for each step instead of `preprocessing`; all have its arrays.
-        shares: the probability of each.
-
-    Raises:
-        DataError: an example cannot be read or used. The error names it.
+    `order` replaces `ExampleOrder`. With `sizes`, each step draws one of them, with the
+    probabilities `shares`, in place of `preprocessing`, which must have their arrays. A DataError
+    names the example that cannot be used.
     """
     find: Callable[[Sequence[int]], list[int]] = order or ExampleOrder(len(source), seed)
     loaders = [_RowLoader(source, one, spec) for one in (sizes or (preprocessing,))]
@@ -177,14 +159,10 @@ def train_batches(
 
 
 def repeated_places(batch_size: int, repeats: int) -> list[int]:
-    """Returns the place in a batch of each row: 0, R, 2R, ..., then 1, R + 1, ...
+    """Returns the place in a batch of each row, for R repeats: 0, R, 2R, ..., then 1, R + 1, ...
 
     The copies of an example have neighbouring places. Mixing pairs neighbouring rows, so copies
     must not be in neighbouring rows.
-
-    Args:
-        batch_size: rows of the global batch.
-        repeats: R, copies of each example.
     """
     return [place for copy in range(repeats) for place in range(copy, batch_size, repeats)]
 
@@ -194,9 +172,6 @@ def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) 
 
     The last batch is padded with rows whose mask is False. Every host pads it, so that all hosts
     have the same number of batches. A skipped example is masked as well.
-
-    Raises:
-        DataError: an example cannot be read or used. The error names it.
     """
     steps = -(-len(source) // spec.global_batch_size)
     rows = _RowLoader(source, preprocessing, spec)
@@ -218,13 +193,8 @@ def reader_counts(
     """Returns the number of reader processes (0: none) and of threads in each.
 
     Decoding and resizing release the GIL. The rest, about an eighth of the work, holds it, so the
-    threads of one process can use about eight cores.
-
-    Args:
-        spec: `num_workers` and `num_threads` are read.
-        cores: number of cores of this machine; None: count them.
-        in_memory: whether the source keeps decoded images. Every process would keep its own copy,
-            so None means no processes.
+    threads of one process can use about eight cores. With an `in_memory` source, every process
+    would keep its own copy of the images, so by default there are no processes.
     """
     cores = cores or os.cpu_count() or 1
     workers = spec.num_workers
@@ -317,11 +287,7 @@ def _exit_with_parent(worker: int, count: int) -> None:
 class _Announcer:
     """Announces to a source in a bucket what a process will read next.
 
-    Args:
-        announce: tells the source about the examples of a chunk.
-        stop: one past the last chunk.
-        stride: a process loads every `stride`-th chunk.
-        ahead: number of chunks to announce.
+    A process loads every `stride`-th chunk below `stop`; `ahead` of them are announced.
     """
 
     def __init__(self, announce: Callable[[int], None], stop: int, stride: int, ahead: int):
@@ -357,13 +323,7 @@ class _RowLoader:
         batch: HostBatch,
         make_generator: Callable[[int], np.random.Generator],
     ) -> None:
-        """Fills the first rows with examples and pads the others.
-
-        Args:
-            indices: indices of the examples, one per row.
-            batch: arrays with at least as many rows.
-            make_generator: row -> source of randomness.
-        """
+        """Fills the first rows of a batch, one per index, and pads the others."""
         for i, example in enumerate(self._read_examples(indices) if indices else ()):
             used, row = self._load_row(indices[i], example, lambda i=i: make_generator(i))
             for name, array in self.preprocessing.arrays.items():

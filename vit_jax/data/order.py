@@ -13,14 +13,10 @@ _MAX_IN_MEMORY = 1 << 21
 
 
 class ExampleOrder:
-    """The order of training examples: positions -> indices.
+    """The order of training examples: positions -> indices. Position p is in epoch p // N.
 
     Each epoch has its own permutation. For datasets up to ImageNet's size the whole permutation is
     in memory, which is faster. For larger datasets each index is computed in constant memory.
-
-    Args:
-        num_examples: N; position p is in epoch p // N.
-        seed: the run's seed.
     """
 
     def __init__(self, num_examples: int, seed: int):
@@ -58,11 +54,7 @@ class BalancedOrder:
 
     With C non-empty classes, positions k C to (k + 1) C - 1 form round k. A round holds one example
     of each class, in a random order. Each class cycles through its own examples, with a new
-    permutation for each pass.
-
-    Args:
-        labels: i[N]; examples with a negative label are never drawn.
-        seed: the run's seed.
+    permutation for each pass. Examples with a negative label are never drawn.
     """
 
     def __init__(self, labels: np.ndarray, seed: int):

@@ -73,14 +73,7 @@ class Preprocess:
         return (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
 
     def pixels(self, encoded: bytes) -> UInt8[np.ndarray, "H W 3"]:
-        """Returns a cropped and resized image before its normalisation.
-
-        Args:
-            encoded: the bytes of an image file.
-
-        Raises:
-            DataError: not an image, or a damaged one.
-        """
+        """Returns an encoded image, cropped and resized, before its normalisation."""
         height, width = self.size
         if height == width and self.interpolation == "bilinear":
             augment = AugmentConfig(
@@ -123,11 +116,7 @@ preprocess = preprocess_of
 
 
 def _encoded(image: Any) -> bytes:
-    """Returns the bytes of an image file.
-
-    Raises:
-        DataError: not an image.
-    """
+    """Returns the bytes of an image file."""
     if isinstance(image, str | Path):
         path = user_path(str(image))
         encoded = read_user_file(path)
@@ -152,11 +141,7 @@ def _encoded(image: Any) -> bytes:
 
 
 def read_user_file(path: Path, expected: str = "an image file") -> bytes:
-    """Returns the content of a file of at most the size of an image.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Returns the content of a file of at most an image's size. DataError: it cannot be read."""
     try:
         return read_file(path, LARGEST_IMAGE_BYTES)
     except FileError as error:

@@ -15,13 +15,7 @@ _LINE_EVERY_S = 30.0
 
 
 class ProgressBar:
-    """Shows the progress of an operation. Use as a context manager.
-
-    Args:
-        description: short text.
-        total: number of items.
-        done: number of items that an earlier run finished.
-    """
+    """A context manager that shows progress. An earlier run finished `done` of the items."""
 
     def __init__(self, description: str, total: int, done: int = 0):
         self._description, self._total, self._first, self._done = description, total, done, done

@@ -31,14 +31,7 @@ def randaugment(
 ) -> Image.Image:
     """Applies `layers` operations drawn with replacement, all at one strength.
 
-    Args:
-        image: RGB.
-        layers: number of operations.
-        magnitude: strength; the published scale ends at 10, larger values extrapolate.
-        rng: source of randomness.
-
-    Returns:
-        An RGB image of the same size.
+    The published scale of the magnitude ends at 10; larger values extrapolate.
     """
     names = list(OPERATIONS)
     for i in rng.integers(len(names), size=layers):
@@ -108,7 +101,6 @@ OPERATIONS: dict[str, Operation] = {
     ),
     # The threshold int(256 * level) wraps around in 8 bits: levels 0, 1 and 2 invert all values.
     "solarize": lambda image, level, rng: image_ops.solarize(image, int(256 * level) % 256),
-    # Level 1 adds 110.
     "solarize_add": lambda image, level, rng: image_ops.solarize_add(image, int(110 * level)),
     "color": _enhance(image_ops.color),
     "contrast": _contrast,

@@ -30,14 +30,7 @@ def randaugment_timm(
 ) -> Image.Image:
     """Draws `layers` operations with replacement and applies each with probability 1/2.
 
-    Args:
-        image: RGB.
-        layers: number of operations.
-        magnitude: mean strength, 0 to 10.
-        rng: source of randomness.
-
-    Returns:
-        An RGB image of the same size.
+    The magnitude is the mean strength, 0 to 10.
     """
     names = list(OPERATIONS)
     for i in rng.integers(len(names), size=layers):

@@ -4,10 +4,7 @@ from typing import Any
 
 
 def encode_record(image: bytes, label: int, key: str) -> bytes:
-    """Returns the record of an example with the features "id", "image" and "label".
-
-    The encoding is deterministic.
-    """
+    """Returns the record of "id", "image" and "label". The encoding is deterministic."""
     example = _example_message()()
     feature = example.features.feature
     feature["id"].bytes_list.value.append(key.encode(errors="backslashreplace"))

@@ -44,12 +44,8 @@ def resize(
 ) -> UInt8[np.ndarray, "rows columns 3"]:
     """Resizes an image, ignoring its aspect ratio; border pixels are repeated.
 
-    Args:
-        pixels: any size.
-        size: side, or (height, width), of the result.
-        antialias: whether to average over all input pixels.
-        shrunk: 1, 2, 4 or 8: factor by which the decoder already shrank the image.
-        interpolation: bicubic always averages over all input pixels.
+    `size` is a side or (height, width). `shrunk` is the factor 1, 2, 4 or 8 by which the decoder
+    already shrank the image. Bicubic interpolation is always antialiased.
     """
     height, width = pixels.shape[:2]
     target = (size, size) if isinstance(size, int) else size
@@ -83,13 +79,7 @@ def resize(
 
 
 def decoding_shrink(width: int, height: int, size: int) -> int:
-    """Returns 1, 2, 4 or 8: the factor by which the decoder may shrink a JPEG before `resize`.
-
-    Args:
-        width: width of the region to resize.
-        height: height of the region to resize.
-        size: side of the result.
-    """
+    """Returns the factor (1, 2, 4 or 8) by which the decoder may shrink a JPEG before `resize`."""
     return min(_halvings(min(width, height), size, 1), 8)
 
 
@@ -103,12 +93,9 @@ def _halvings(length: int, size: int, step: int) -> int:
 def _blur_variance(scale: float, step: int) -> float:
     """Returns the variance, in square pixels, that a blur must add to an image shrunk by `step`.
 
-    A triangle of half-width s has variance s^2 / 6. Linear interpolation contributes 1 / 6 on
-    average, and the mean over step x step pixels contributed (1 - 1 / step^2) / 12.
-
-    Args:
-        scale: s, in pixels of the shrunk image.
-        step: factor by which it was shrunk.
+    A triangle of half-width s (`scale`, in pixels of the shrunk image) has variance s^2 / 6. Linear
+    interpolation contributes 1 / 6 on average, and the mean over step x step pixels contributed
+    (1 - 1 / step^2) / 12.
     """
     return max((scale**2 - 1) / 6 - (1 - 1 / step**2) / 12, 0.0)
 

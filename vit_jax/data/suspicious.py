@@ -19,30 +19,17 @@ _MAX_NAMED = 5
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A split of a dataset, as far as it is known.
+    """A split of a dataset, as far as it is known."""
 
-    Attributes:
-        name: name for messages.
-        num_examples: number of examples.
-        per_class: i[C], number of examples of each class of the training split; None: unknown, or
-            the split has other classes.
-    """
-
-    name: str
+    name: str  # For messages.
     num_examples: int
-    per_class: np.ndarray | None
+    per_class: np.ndarray | None  # i[C]; None: unknown, or other classes.
 
 
 def training_warnings(
     source: Source, evaluated: Mapping[str, Source], *, uses_labels: bool
 ) -> list[str]:
-    """Returns warnings about the data of a run. Reads labels only where that is quick.
-
-    Args:
-        source: the training examples.
-        evaluated: name in the metrics -> evaluated examples.
-        uses_labels: whether the task learns from labels.
-    """
+    """Returns warnings about the data of a run. Reads labels only where that is quick."""
     train = Split(source.name, len(source), _per_class(source) if uses_labels else None)
     # A split with other classes, such as ObjectNet, is of another dataset.
     same = {
@@ -69,13 +56,7 @@ def training_warnings(
 
 
 def split_warnings(train: Split, others: Sequence[Split], class_names: Sequence[str]) -> list[str]:
-    """Returns warnings about the sizes of splits and their classes.
-
-    Args:
-        train: the training split.
-        others: splits for evaluation.
-        class_names: names of the classes, in label order.
-    """
+    """Returns warnings about the sizes of splits and their classes."""
     warnings = [
         f"{split.name} has 1 example" for split in (train, *others) if split.num_examples == 1
     ]

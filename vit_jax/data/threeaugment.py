@@ -15,12 +15,7 @@ _SIGMAS = (0.1, 2.0)
 
 
 def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Makes an RGB image gray, solarizes it or blurs it, each with probability 1/3.
-
-    Args:
-        image: RGB.
-        rng: source of randomness.
-    """
+    """Makes an RGB image gray, solarizes it or blurs it, each with probability 1/3."""
     choice = rng.integers(3)
     if choice == 0:
         return image.convert("L").convert("RGB")
@@ -41,10 +36,7 @@ def blur(image: Image.Image, sigma: float) -> Image.Image:
 def color_jitter(image: Image.Image, strength: float, rng: np.random.Generator) -> Image.Image:
     """Multiplies brightness, contrast and saturation, in random order.
 
-    Args:
-        image: RGB.
-        strength: factors are uniform in [1 - strength, 1 + strength], strength at most 1.
-        rng: source of randomness.
+    The factors are uniform in [1 - strength, 1 + strength]; the strength is at most 1.
     """
     factors = 1 + strength * (2 * rng.random(3) - 1)
     kinds = (image_ops.brightness, image_ops.contrast, image_ops.color)

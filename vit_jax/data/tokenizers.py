@@ -47,19 +47,12 @@ _NO_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
 
 @dataclasses.dataclass(frozen=True)
 class _Vocabulary:
-    """What a file says.
+    """What a file says."""
 
-    Attributes:
-        encode: text -> all its tokens, with those that are added.
-        size: number of tokens.
-        end_token: token that ends each text; None: there is none.
-        pad_token: fills short texts.
-    """
-
-    encode: Callable[[str], list[int]]
+    encode: Callable[[str], list[int]]  # Text -> all its tokens, with those that are added.
     size: int
-    end_token: int | None
-    pad_token: int
+    end_token: int | None  # Ends each text; None: there is none.
+    pad_token: int  # Fills short texts.
 
 
 class Tokenizer:
@@ -102,11 +95,7 @@ class Tokenizer:
         return load, (self.path,)
 
     def encode(self, texts: Sequence[str]) -> Int32[np.ndarray, "B N"]:
-        """Returns the tokens of texts, i32[B, N].
-
-        Raises:
-            DataError: a text is too long and `too_long` is "error", or is not UTF-8.
-        """
+        """Returns the tokens of texts. A text that is too long is cut or refused."""
         rows = np.full((len(texts), self.context_length), self.pad_token, np.int32)
         for row, text in zip(rows, texts, strict=True):
             found, length = self._tokens(text), self.context_length
@@ -180,14 +169,9 @@ def load_tokenizer(
 def published_conventions(
     model_name: str, vocabulary_size: int
 ) -> tuple[CaseAndPunctuation | None, int | None]:
-    """Returns `canonicalize` and the pad token that published weights were trained with.
+    """Returns the `canonicalize` and pad token of published weights; None: as the vocabulary says.
 
-    Args:
-        model_name: e.g. "SigLIP-ViT-B/16".
-        vocabulary_size: tells SigLIP 2, with Gemma's vocabulary, from SigLIP.
-
-    Returns:
-        None for what the vocabulary says.
+    The vocabulary's size tells SigLIP 2, with Gemma's vocabulary, from SigLIP.
 
     Source: arXiv:2303.15343 and 2502.14786, and the tokenizers of transformers.
     """

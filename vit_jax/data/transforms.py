@@ -29,10 +29,6 @@ _RANDAUGMENT = {"paper": randaugment, "timm": randaugment_timm}
 def make_train_transform(image_size: Size, augment: AugmentConfig) -> Transform:
     """Returns (bytes, generator) -> u8[image_size, image_size, 3], randomly cropped and augmented.
 
-    Args:
-        image_size: side of the result in pixels, or a function that chooses height and width.
-        augment: the augmentation section.
-
     Source: inception crop: arXiv:1409.4842; RandAugment: arXiv:1909.13719; ThreeAugment:
     arXiv:2204.07118.
     """
@@ -57,12 +53,9 @@ def make_eval_transform(
 ) -> Transform:
     """Returns (bytes, generator) -> u8[image_size, image_size, 3]; the generator is not used.
 
-    Args:
-        image_size: side of the result in pixels, or a function that chooses height and width.
-        crop: "central": crop the central square; "resize": resize without keeping the aspect ratio;
-            "squash_central": the same, then crop the centre, like `resize` and `central_crop` of
-            big_vision.
-        augment: `central_fraction`, `interpolation` and `antialias` are read.
+    Crops are "central": the central square; "resize": resize without keeping the aspect ratio;
+    "squash_central": the same, then crop the centre, like `resize` and `central_crop` of
+    big_vision.
     """
     chosen = augment or AugmentConfig()
 

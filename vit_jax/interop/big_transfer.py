@@ -26,11 +26,7 @@ def recognise(file: TensorFile) -> TensorFile | None:
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
-    """Reads the architecture from the shapes.
-
-    Raises:
-        WeightsError: no registered ResNet has these sizes.
-    """
+    """Reads the architecture from the shapes."""
     del given
     units = []
     pattern = "resnet/block{stage}/unit{{layer:02d}}/a/standardized_conv2d/kernel"
@@ -56,12 +52,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns the tensors of a ResNet with the names of the published files.
-
-    Raises:
-        WeightsError: a ResNet for small images, one with a tanh layer before its head, or
-            one without mean pooling.
-    """
+    """Returns the tensors of a ResNet with the names of the published files."""
     shape = model_shape(loaded.options)
     assert isinstance(shape, ResNetShape)
     if shape.small:

@@ -21,21 +21,13 @@ from vit_jax.models.registry import build_model, model_options, model_shape
 
 @dataclasses.dataclass(frozen=True)
 class AbstractModel:
-    """A model without values.
-
-    Attributes:
-        options: its model section.
-        num_classes: C; 0: the model returns features instead of logits.
-        image_size: (height, width).
-        model: the module.
-        shapes: parameter name -> shape.
-    """
+    """A model without values."""
 
     options: ModelConfig
-    num_classes: int
-    image_size: tuple[int, int]
+    num_classes: int  # 0: the model returns features instead of logits.
+    image_size: tuple[int, int]  # (height, width).
     model: ImageModel
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]]  # Of the parameters.
 
 
 def original_model(published: WeightsInfo) -> AbstractModel:
@@ -56,12 +48,7 @@ def choose_model(
     num_classes: int | None,
     keeps_head: bool,
 ) -> AbstractModel:
-    """Returns the model of the file with the caller's changes; see `load.read_weights`.
-
-    Raises:
-        WeightsError: an image size or patch size that the model cannot have, or no image size.
-        ModelError, ConfigError: options that contradict each other.
-    """
+    """Returns the model of the file with the caller's changes; see `load.read_weights`."""
     if num_classes is None:
         num_classes = published.num_classes
     config = _changed_options(published, options, keeps_head, patch_size)
@@ -69,11 +56,7 @@ def choose_model(
 
 
 def keeps_head(published: WeightsInfo, num_classes: int | None, keep_head: bool | None) -> bool:
-    """Returns whether the model gets the file's head; see `load.read_weights`.
-
-    Raises:
-        WeightsError: the head must be kept, but has another number of classes.
-    """
+    """Whether the model gets the file's head; see `load.read_weights`."""
     fits = published.num_classes > 0 and num_classes in (None, published.num_classes)
     # A file without a classifier may still have a tanh layer, which then computes the features.
     fits = fits or (published.num_classes == 0 and not num_classes)

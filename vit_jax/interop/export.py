@@ -24,21 +24,13 @@ SUFFIX = ".stablehlo"
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """A model that can classify images, loaded from weights or from an exported file.
+    """A model that can classify images, loaded from weights or from an exported file."""
 
-    Attributes:
-        logits: function f32[B, H, W, 3] in [-1, 1] -> f32[B, C].
-        num_classes: C; 0: the model returns features.
-        image_size: (height, width).
-        class_names: names of the classes; None: not known.
-        view: how images are cropped and resized.
-    """
-
-    logits: Callable[[jax.Array], jax.Array]
-    num_classes: int
-    image_size: tuple[int, int]
-    class_names: tuple[str, ...] | None
-    view: EvalView
+    logits: Callable[[jax.Array], jax.Array]  # f32[B, H, W, 3] in [-1, 1] -> f32[B, C].
+    num_classes: int  # C; 0: the model returns features.
+    image_size: tuple[int, int]  # (height, width).
+    class_names: tuple[str, ...] | None  # None: not known.
+    view: EvalView  # How images are cropped and resized.
 
 
 def as_classifier(loaded: Loaded) -> Classifier:
@@ -49,11 +41,7 @@ def as_classifier(loaded: Loaded) -> Classifier:
 
 
 def open_exported(path: Path) -> Classifier:
-    """Opens a file of `export_stablehlo`, with the description next to it if there is one.
-
-    Raises:
-        WeightsError: the file cannot be read or is not such a file.
-    """
+    """Opens a file of `export_stablehlo`, with the description next to it if there is one."""
     try:
         content = read_file(path, path.stat().st_size)
         exported = export.deserialize(bytearray(content))
@@ -90,17 +78,7 @@ def export_stablehlo(loaded: Loaded, path: Path) -> tuple[str, ...]:
 
     Load it with `jax.export.deserialize(path.read_bytes())`; its `.call` takes f32[B, H, W, 3]. The
     file NAME.sha256 next to it has its checksum, in the format of `sha256sum --check`. NAME.json
-    has class names, image size and crop.
-
-    Args:
-        loaded: the model.
-        path: file to write; must not exist.
-
-    Returns:
-        The shape of the output, e.g. ("batch", "1000").
-
-    Raises:
-        WeightsError: the path exists, or cannot be written; or the model is a pair of towers.
+    has class names, image size and crop. Returns the shape of the output, e.g. ("batch", "1000").
     """
     if not family_of(loaded.options.name).has_classes:
         raise WeightsError(

@@ -35,9 +35,9 @@ class WeightsInfo:
         image_size: (height, width) of the images that the position embedding was trained on; None:
             the file does not determine it.
         rows: name table, see `name_table`.
-        class_names: names of the classes, if the file has them.
+        class_names: None if the file has none.
         view: how images were cropped and resized when the weights were evaluated.
-        normalization: image normalisation stored in the file; None: not stored.
+        normalization: None if it is not stored in the file.
         assumed: what is assumed because the file has no config.json, by the caller's argument that
             would say it.
         unused: patterns of names of tensors that such files contain but no model needs.
@@ -60,14 +60,9 @@ class WeightsInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-    """A model in the layout of another project, ready to be written.
+    """A model in the layout of another project, ready to be written."""
 
-    Attributes:
-        tensors: name -> float32 array.
-        configs: file name -> JSON object to write next to them ("safetensors" only).
-    """
-
-    tensors: Mapping[str, np.ndarray]
+    tensors: Mapping[str, np.ndarray]  # float32.
     configs: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
@@ -83,8 +78,7 @@ class Format:
             the file has another format.
         describe: (recognised file, the caller's options) -> description. Raises WeightsError if
             neither the file nor the options contain a size.
-        to_tensors: the inverse: loaded model -> its tensors. Raises WeightsError if the format
-            cannot represent the model.
+        to_tensors: the inverse. Raises WeightsError if the format cannot represent the model.
     """
 
     name: str
@@ -114,10 +108,8 @@ def options_of_sizes(
 ) -> dict[str, Any]:
     """Returns the model options of some sizes: a named model, or the nearest one with overrides.
 
-    Args:
-        models: names of the models without their patch size, e.g. "ViT-B".
-        patch_size: in pixels.
-        sizes: options that override sizes of a named model. `width` chooses the nearest one.
+    `models` are names without their patch size, e.g. "ViT-B". The nearest one is that of the
+    nearest `width`.
     """
     names = [f"{model}/{patch_size}" for model in models]
     shapes = {name: model_shape(model_options(name)) for name in names}
@@ -131,10 +123,7 @@ def options_of_sizes(
 def depth_of(names: Mapping[str, Any], pattern: str, first: int = 0) -> int:
     """Returns the number of consecutive layers in a file.
 
-    Args:
-        names: tensor names.
-        pattern: name of a tensor of each layer; contains `{layer}`.
-        first: number of the first layer.
+    The pattern names a tensor of each layer and contains `{layer}`, which starts at `first`.
     """
     depth = 0
     while pattern.format(layer=depth + first) in names:

@@ -52,14 +52,12 @@ class ModelInfo:
     """Description of a model that was read from a file.
 
     Attributes:
-        options: its model section.
         num_classes: C; 0: the model returns features instead of logits.
         image_size: (height, width).
-        class_names: names of the classes, if the file has them and its head was kept.
+        class_names: None if the file has none, or its head was not kept.
         view: how images were cropped and resized when the weights were evaluated.
-        report: the status of every tensor.
         original: the file's model before the caller's changes; None: a new model.
-        stored_normalization: image normalisation stored in the file; None: not stored.
+        stored_normalization: None if it is not stored in the file.
     """
 
     options: ModelConfig
@@ -74,28 +72,18 @@ class ModelInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded(ModelInfo):
-    """A model with the weights of a file.
-
-    Attributes:
-        model: the module; `model(images)` returns logits.
-    """
+    """A model with the weights of a file."""
 
     model: ImageModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights(ModelInfo):
-    """The parameters of a file in host memory, resized for the model.
+    """The parameters of a file in host memory, resized for the model."""
 
-    Attributes:
-        model: the module without values.
-        arrays: parameter name -> f32 array.
-        missing: names of the model's parameters that the file does not contain.
-    """
-
-    model: ImageModel
-    arrays: dict[str, np.ndarray]
-    missing: tuple[str, ...]
+    model: ImageModel  # Without values.
+    arrays: dict[str, np.ndarray]  # float32.
+    missing: tuple[str, ...]  # Parameters of the model that the file does not contain.
 
 
 def load_pretrained(
@@ -177,17 +165,11 @@ def load_pretrained(
 
 
 def load(path: str | Path, *, seed: int = 0, **arguments: Any) -> Loaded:
-    """Builds a model from published weights.
+    """Builds a model from published weights; takes the arguments of `read_weights`.
 
-    Args:
-        path: see `read_weights`; or "untrained:NAME": a new model of that name, for comparison.
-        seed: seed for initialising the parameters that the file does not contain.
-        **arguments: arguments of `read_weights`. A new model takes `image_size`, `num_classes` and
-            options of its family.
-
-    Raises:
-        WeightsError: the file cannot be read, has an unknown format, or does not fit the model.
-        ModelError, ConfigError: options that contradict each other.
+    The path "untrained:NAME" gives a new model of that name, for comparison, which takes
+    `image_size`, `num_classes` and options of its family. The seed is for parameters that the file
+    does not contain.
     """
     if str(path).startswith(UNTRAINED):
         return _new_model(str(path), seed, **arguments)
@@ -214,7 +196,7 @@ def _new_model(
     position_resize: str = "zoom",
     **options: Any,
 ) -> Loaded:
-    """Returns a new model. The last three named arguments, which have defaults, change nothing."""
+    """Returns a new model. Patterns and `position_resize`, which have defaults, change nothing."""
     given = {key: value for key, value in options.items() if value is not None}
     of_files = [key for key in ("patch_size", "keep_head", "grid", "normalization") if key in given]
     if of_files:
@@ -315,12 +297,7 @@ def read_weights(
 
 
 def fill_parameters(model: M, read: Callable[[str], jax.Array]) -> M:
-    """Returns an abstract model with its parameters filled in.
-
-    Args:
-        model: a module with shapes instead of values.
-        read: parameter name -> value.
-    """
+    """Returns an abstract model with its parameters filled in. `read` takes a parameter's name."""
     graphdef, state = nnx.split(model)
     pure = nnx.to_pure_dict(state)
     leaves = [read(name) for name in leaf_names(pure)]
@@ -358,14 +335,7 @@ def _read_parameters(
 ) -> dict[str, np.ndarray]:
     """Reads every row whose tensors the file has. Returns the parameters and fills the report.
 
-    Args:
-        file: the tensors.
-        published: description of the file.
-        original: the model of the file.
-        chosen: the model, to whose shapes the parameters are resized.
-        keeps_head: False: the head is skipped.
-        position_resize: how position tables are resampled.
-        report: an entry is added for every tensor.
+    The parameters of `original`, the file's model, are resized to the shapes of `chosen`.
     """
     target = Target(
         chosen.shapes,
@@ -416,7 +386,7 @@ def _read_parameters(
 def _starts_new(
     name: str, original: AbstractModel, chosen: AbstractModel, keeps_head: bool
 ) -> bool:
-    """Returns whether a parameter starts as in a new model, whatever the file has.
+    """Whether a parameter starts as in a new model, whatever the file has.
 
     A head does if it is not kept. So does the final norm if only one of the two models pools before
     it: it then gets other inputs.

@@ -29,12 +29,7 @@ def is_published(address: str | Path) -> bool:
 def weights_path(address: str | Path) -> Path:
     """Returns the path of the file or folder at an address.
 
-    Args:
-        address: local path, `gs://...`, `s3://...`, or `hf://ORGANISATION/MODEL[/FILE]`, which
-            needs huggingface_hub and is downloaded to the cache.
-
-    Raises:
-        WeightsError: the address does not exist or cannot be read, or a package is missing.
+    `hf://` needs huggingface_hub and is downloaded to the cache.
     """
     if is_published(address):
         return _download(str(address))
@@ -84,16 +79,10 @@ def hub_address(name: str) -> str | None:
 
 
 def local_weights(path: Path) -> Path:
-    """Returns the local path of a file or folder of published weights.
+    """Returns the local path of published weights, from a path of `weights_path`.
 
     From a bucket they are downloaded to a cache, in VIT_JAX_CACHE, by default ~/.cache/vit_jax. A
     cached file is downloaded again if its size or the time of its last change differs.
-
-    Args:
-        path: from `weights_path`.
-
-    Raises:
-        WeightsError: they cannot be read.
     """
     return _download(str(path)) if isinstance(path, BucketPath) else path
 

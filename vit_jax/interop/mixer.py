@@ -26,15 +26,7 @@ def recognise(file: TensorFile) -> TensorFile | None:
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
-    """Reads the architecture from the shapes.
-
-    Args:
-        file: recognised file.
-        given: the caller's options; `grid` is needed if the grid of patches is not square.
-
-    Raises:
-        WeightsError: the number of patches is not a square and `grid` is not given.
-    """
+    """Reads the architecture from the shapes. A grid that is not square must be given as `grid`."""
     shapes, first = file.shapes, _BLOCK.format(layer=0)
     patch, _, _, width = shapes["stem/kernel"]
     tokens, token_mlp_dim = shapes[f"{first}/token_mixing/Dense_0/kernel"]
@@ -55,11 +47,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns the tensors of an MLP-Mixer with the names of the published files.
-
-    Raises:
-        WeightsError: a model for images that are not square.
-    """
+    """Returns the tensors of an MLP-Mixer with the names of the published files."""
     square_side(loaded)  # The files do not store the grid of patches.
     return Tensors(write_rows(_name_table(), parameters(loaded.model)))
 

@@ -58,11 +58,7 @@ class Flat:
 
 @dataclasses.dataclass(frozen=True)
 class TorchLinear:
-    """[outputs, inputs] in the file; [*inputs, *outputs] in our model, each one or several axes.
-
-    Attributes:
-        input_axes: number of input axes of our parameter.
-    """
+    """[outputs, inputs] in the file; [*inputs, *outputs] in our model, each one or several axes."""
 
     input_axes: int = 1
 
@@ -102,15 +98,10 @@ class ConvWithoutBias:
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
-    """Several tensors in the file, stacked along an axis of our parameter.
+    """Several tensors in the file, stacked along an axis of our parameter."""
 
-    Attributes:
-        axis: axis of our parameter.
-        each: layout of one of the tensors.
-    """
-
-    axis: int
-    each: Layout
+    axis: int  # Of our parameter.
+    each: Layout  # Layout of one of the tensors.
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         shape = tuple(n for i, n in enumerate(shapes[0]) if i != self.axis)
@@ -124,13 +115,9 @@ class Stacked:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One tensor in the file, split into equal parts along its first axis for our parameters.
+    """One tensor in the file, split into equal parts along its first axis for our parameters."""
 
-    Attributes:
-        each: layout of a part.
-    """
-
-    each: Layout
+    each: Layout  # Layout of a part.
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         if theirs[0].shape[0] % len(shapes):
@@ -180,19 +167,12 @@ def transpose(matrix: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Tensors of a file and our corresponding parameters.
+    """Tensors of a file and our corresponding parameters."""
 
-    Attributes:
-        ours: parameter names; stacked over layers if `theirs` contains `{layer}`.
-        theirs: tensor names.
-        layout: converts between the layout of the file and that of our model.
-        first_layer: number of the first layer in the file.
-    """
-
-    ours: tuple[str, ...]
+    ours: tuple[str, ...]  # Stacked over layers if `theirs` contains `{layer}`.
     theirs: tuple[str, ...]
     layout: Layout
-    first_layer: int = 0
+    first_layer: int = 0  # Its number in the file.
 
     @property
     def layered(self) -> bool:
@@ -216,7 +196,7 @@ def row(
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Returns whether one of the regular expressions matches the whole name."""
+    """Whether one of the regular expressions matches the whole name."""
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
@@ -254,13 +234,8 @@ def torch_patch_rows(theirs: str, *, bias: bool = True) -> list[Row]:
 def read_row(row: Row, file: TensorFile, shapes: list[Shape]) -> list[np.ndarray]:
     """Returns our parameters of a row, float32.
 
-    Args:
-        row: the row.
-        file: contains all tensors of the row.
-        shapes: shapes of our parameters in the file's original model, including the layer axis.
-
-    Raises:
-        WeightsError: a tensor has another shape, or cannot be read.
+    The file must have all tensors of the row. `shapes` are those of our parameters in the file's
+    original model, including the layer axis.
     """
     if not row.layered:
         return _read_tensors(row, row.names(), file, shapes)
@@ -294,12 +269,7 @@ def parameters(model: nnx.Module) -> dict[str, Any]:
 def write_rows(rows: Sequence[Row], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the tensors, float32, of all rows whose parameters the model has.
 
-    Args:
-        rows: name table.
-        params: all our parameters by name.
-
-    Raises:
-        WeightsError: no row contains one of the parameters.
+    Raises WeightsError if no row contains one of the parameters.
     """
     tensors: dict[str, np.ndarray] = {}
     left = set(params)

@@ -34,7 +34,7 @@ DESCRIPTION, ARRAYS = "model.json", "params"
 
 
 def is_native(path: Path) -> bool:
-    """Returns whether a path is a run folder, one of its steps, or a converted folder."""
+    """Whether a path is a run folder, one of its steps, or a converted folder."""
     path = path.absolute()
     run = path / "config.json", path / "checkpoints"
     return path.is_dir() and (
@@ -50,9 +50,6 @@ def open_native(path: Path) -> tuple[TensorFile, WeightsInfo]:
 
     For a run folder, reads its latest step, or the best step if early stopping chose one. If the
     run kept a moving average, reads the average.
-
-    Raises:
-        WeightsError: there is no complete checkpoint, or it is damaged.
     """
     path = path.absolute()
     try:
@@ -68,24 +65,14 @@ def open_native(path: Path) -> tuple[TensorFile, WeightsInfo]:
 
 
 def as_tensor_file(path: Path, params: dict[str, np.ndarray]) -> TensorFile:
-    """Wraps arrays as a `TensorFile`. Each array can be read once.
-
-    Reading an array drops it here, so that only the model's copy stays in memory.
-    """
+    """Wraps arrays as a `TensorFile`. Each can be read once, and is then dropped to save memory."""
     size = sum(array.nbytes for array in params.values())
     shapes = {name: array.shape for name, array in params.items()}
     return TensorFile(path, shapes, size, params.pop)
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Returns the model section of the weights without reading any parameters.
-
-    Args:
-        path: as for `open_native`.
-
-    Raises:
-        WeightsError: there is no complete checkpoint, or it is damaged.
-    """
+    """Returns the model section of a path of `open_native` without reading any parameters."""
     path = path.absolute()
     try:
         return dict(_read_about(path)[0]["model"])
@@ -96,15 +83,9 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def write_native(path: Path, about: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Writes a folder that `open_native` reads.
+    """Writes a folder that `open_native` reads; raises OSError if it cannot be written.
 
-    Args:
-        path: folder.
-        about: "model" (its section), "image_size", and optionally "class_names" and "view".
-        params: nested dicts of parameters.
-
-    Raises:
-        OSError: the folder cannot be written.
+    `about` has "model" (its section), "image_size", and optionally "class_names" and "view".
     """
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -169,13 +150,7 @@ def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
 def _check_digests(
     path: Path, digests: Mapping[str, str], params: Mapping[str, np.ndarray]
 ) -> None:
-    """Raises WeightsError if arrays are not those that were written.
-
-    Args:
-        path: file or folder, for the message.
-        digests: array name -> digest.
-        params: the arrays.
-    """
+    """Raises WeightsError if arrays are not those that were written."""
     for name, array in params.items():
         if digests.get(name) != array_digest(array):
             raise WeightsError(

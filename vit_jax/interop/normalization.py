@@ -13,7 +13,6 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 # Maps [0, 1] to [-1, 1], the input range of all models of this package.
 OURS: Normalization = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-# The common normalisations by name.
 NORMALIZATIONS: dict[str, Normalization] = {
     "half": OURS,
     "imagenet": (IMAGENET_MEAN, IMAGENET_DEVIATION),
@@ -21,12 +20,7 @@ NORMALIZATIONS: dict[str, Normalization] = {
 
 
 def normalization_of(mean: Any, std: Any) -> Normalization | None:
-    """Returns the normalisation in a config.json, or None if there is none.
-
-    Args:
-        mean: one number, or one per channel, or None.
-        std: one number, or one per channel, or None.
-    """
+    """Returns the normalisation in a config.json, or None. Channels may share one number."""
     if mean is None or std is None:
         return None
     mean, std = ([part] * 3 if isinstance(part, int | float) else part for part in (mean, std))
@@ -34,11 +28,7 @@ def normalization_of(mean: Any, std: Any) -> Normalization | None:
 
 
 def checked_normalization(given: Any) -> Normalization:
-    """Returns a mean and a standard deviation of three channels as floats.
-
-    Raises:
-        WeightsError: `given` has another shape, or a standard deviation is not positive.
-    """
+    """Returns a mean and a positive standard deviation of three channels as floats."""
     try:
         mean, std = (tuple(float(value) for value in part) for part in given)
     except (TypeError, ValueError):
@@ -61,16 +51,9 @@ def fold_normalization(
     """Returns parameters whose patch embedding takes images in [-1, 1].
 
     The weights expect ((x + 1) / 2 - mean) / std for an image x in [-1, 1]. This is affine in x,
-    and so is the patch embedding, so both combine into one kernel and bias.
-
-    Args:
-        params: name -> loaded parameter.
-        shapes: name -> shape, of all parameters of the model.
-        normalization: mean and standard deviation that the weights expect.
-
-    Raises:
-        WeightsError: the first layer is a convolution with padding. Its padding of 0 has another
-            meaning after normalisation.
+    and so is the patch embedding, so both combine into one kernel and bias. A first layer that is a
+    convolution with padding is refused: its padding of 0 has another meaning after normalisation.
+    `shapes` has all parameters of the model, `params` those that were loaded.
     """
     tower = "image/" if "image/patch_embedding/kernel" in shapes else ""
     kernel_name, bias_name = (f"{tower}patch_embedding/{leaf}" for leaf in ("kernel", "bias"))

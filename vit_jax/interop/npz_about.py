@@ -33,12 +33,7 @@ class _About(pydantic.BaseModel):
 
 
 def write_about(path: Path, about: Mapping[str, Any]) -> None:
-    """Adds a description to an npz file.
-
-    Args:
-        path: npz file.
-        about: "image_size", "class_names" and "view".
-    """
+    """Adds a description to an npz file: "image_size", "class_names" and "view"."""
     comment = _START + zlib.compress(json.dumps(about).encode(), 9)
     if len(comment) > _MOST_BYTES:
         log.warning("%s: %d class names are too long for it", path, len(about["class_names"]))
@@ -48,11 +43,9 @@ def write_about(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def with_about(info: WeightsInfo, path: Path) -> WeightsInfo:
-    """Returns a description with what `write_about` has added to the file.
+    """Returns a description of an npz file's tensors with what `write_about` added to the file.
 
-    Args:
-        info: description of the tensors, which counts where both say something.
-        path: npz file.
+    The image size of the tensors counts before that of the file.
     """
     with zipfile.ZipFile(path) as archive:
         comment = archive.comment

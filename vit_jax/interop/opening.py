@@ -21,12 +21,7 @@ _PREFIXES = ("module.", "_orig_mod.", "backbone.", "visual.trunk.", "model.")
 def read_options(address: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the model section of the weights without reading any tensors.
 
-    Args:
-        address: as for `load`.
-        given: the caller's options, for sizes that cannot be inferred.
-
-    Raises:
-        WeightsError: no such file, an unknown format, or a size that must be given.
+    `given` has the caller's options, for sizes that cannot be inferred.
     """
     path = weights_path(address)
     if native.is_native(path):
@@ -35,14 +30,9 @@ def read_options(address: str | Path, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, WeightsInfo]:
-    """Opens weights, recognises their format and reads their architecture.
+    """Opens weights from `weights_path`, recognises their format and reads their architecture.
 
-    Args:
-        path: file or folder, from `weights_path`.
-        given: the caller's options, for sizes that cannot be inferred.
-
-    Raises:
-        WeightsError: an unknown format, a damaged file, or a size that must be given.
+    `given` has the caller's options, for sizes that cannot be inferred.
     """
     if native.is_native(path):
         return native.open_native(path)
@@ -77,11 +67,7 @@ def open_published(path: Path, given: Mapping[str, Any]) -> tuple[TensorFile, We
 
 
 def _without_prefixes(file: TensorFile) -> TensorFile:
-    """Returns the file without what a wrapper has put before the names of all its tensors.
-
-    Raises:
-        WeightsError: only some tensors have such a prefix.
-    """
+    """Returns the file without what a wrapper has put before the names of all its tensors."""
     for prefix in _PREFIXES:
         named = [name for name in file.shapes if name.startswith(prefix)]
         if not named:

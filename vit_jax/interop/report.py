@@ -27,14 +27,8 @@ class Status(enum.Enum):
 class LoadReport:
     """The table of what was loaded.
 
-    Args:
-        path: address of the weights.
-        format: format of the file.
-        model: name of the model that was built.
-        size_bytes: size of the file.
-        file_names: parameter name -> name of its tensors in the file.
-
     Attributes:
+        file_names: parameter name -> name of its tensors in the file.
         entries: (status, name, detail) in the order found.
         seconds: time that loading took.
         normalization: normalisation that was folded into the patch embedding; None: none.
@@ -69,7 +63,6 @@ class LoadReport:
         ]
 
     def names(self, status: Status) -> list[str]:
-        """Returns the names with a status."""
         return [name for found, name, _ in self.entries if found is status]
 
     def label(self, name: str) -> str:
@@ -114,11 +107,7 @@ class LoadReport:
         return found
 
     def print(self, *, brief: bool = False) -> None:
-        """Prints the table to stderr: a count per status, and the names unless it is TAKEN.
-
-        Args:
-            brief: print one line instead if all parameters were taken as they are.
-        """
+        """Prints the table to stderr; with `brief`, one line if all parameters are TAKEN."""
         from rich.console import Console
 
         self._print(Console(stderr=True), brief)

@@ -25,25 +25,17 @@ _PATCH_KERNEL = "patch_embedding/kernel"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The sizes that parameters are resampled to.
-
-    Attributes:
-        shapes: parameter name -> shape.
-        old_grid: rows and columns of patches of the model that the parameters come from.
-        new_grid: rows and columns of patches of the new model. None: the model has no patches.
-        image_size: (height, width) in pixels of the new model.
-        method: how position tables are resampled.
-    """
+    """The sizes that parameters are resampled to."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    old_grid: Grid | None
-    new_grid: Grid | None
-    image_size: tuple[int, int]
-    method: Method
+    old_grid: Grid | None  # Rows and columns of patches.
+    new_grid: Grid | None  # None: the model has no patches.
+    image_size: tuple[int, int]  # (height, width) in pixels of the new model.
+    method: Method  # For position tables.
 
 
 def is_table(name: str) -> bool:
-    """Returns whether a parameter is a position table with one vector per patch."""
+    """Whether a parameter is a position table with one vector per patch."""
     return name.endswith(_TABLE)
 
 
@@ -52,14 +44,7 @@ def fit_parameter(
 ) -> np.ndarray:
     """Resamples a parameter to the model's shape. Returns the same array if the shapes match.
 
-    Args:
-        name: parameter name.
-        array: its value for the old sizes.
-        target: the new sizes.
-        label: name for messages; None: `name` in quotes.
-
-    Raises:
-        WeightsError: the shapes differ and the parameter cannot be resampled.
+    Raises WeightsError, which calls the parameter `label`, if it cannot be resampled.
     """
     shape = target.shapes[name]
     fitted = array
@@ -77,7 +62,6 @@ def fit_parameter(
 def _shape_error(
     label: str, old: tuple[int, ...], target: Target, new: tuple[int, ...]
 ) -> WeightsError:
-    """Returns the error for a parameter whose shape cannot be changed."""
     if not _follows_patches(old, new, target):
         return WeightsError(
             f"{label} of shape {old}",
@@ -99,7 +83,7 @@ def _shape_error(
 
 
 def _follows_patches(old: tuple[int, ...], new: tuple[int, ...], target: Target) -> bool:
-    """Returns whether the number of patches explains how two shapes differ.
+    """Whether the number of patches explains how two shapes differ.
 
     It does if every axis that differs has k patches + c entries, with the same k and c in both:
     k is 1 for an MLP over tokens, 2 for relative positions, the width for "flatten" pooling.
@@ -145,13 +129,10 @@ def resample_table(
 ) -> Float[np.ndarray, "1 S D"]:
     """Resamples a position table to another grid. Vectors of prefix tokens stay the same.
 
-    Args:
-        table: vectors of the prefix tokens, then of the patches in raster order.
-        old: rows and columns of patches of the table.
-        new: rows and columns of patches of the result.
-        method: "zoom": linear interpolation that keeps the corner vectors at the corners, as in the
-            ViT paper's code (`scipy.ndimage.zoom` of order 1); "bilinear" and "bicubic":
-            interpolation between patch centres, antialiased where the grid shrinks.
+    The table has the vectors of the prefix tokens, then of the patches in raster order. "zoom" is
+    linear interpolation that keeps the corner vectors at the corners, as in the ViT paper's code
+    (`scipy.ndimage.zoom` of order 1). "bilinear" and "bicubic" interpolate between patch centres,
+    antialiased where the grid shrinks.
 
     Source: arXiv:2010.11929, section 3.2.
     """

@@ -40,15 +40,9 @@ def check_format(name: str) -> None:
 
 
 def save(loaded: Loaded, path: Path, format: str) -> None:
-    """Writes a model. If writing fails, `path` is not created.
+    """Writes a model to a new npz file or folder. If writing fails, `path` is not created.
 
-    Args:
-        loaded: the model and its description.
-        path: a new npz file or folder, depending on the format.
-        format: name of a format of the model's family, or "orbax", which holds every model.
-
-    Raises:
-        WeightsError: the path exists, or the format cannot represent the model.
+    The format is one of the model's family, or "orbax", which holds every model.
     """
     check_format(format)
     if format == native.NAME:
@@ -115,12 +109,7 @@ def save_pretrained(model: ImageModel, path: str | Path, format: str = native.NA
 
 
 def check_new_path(path: Path) -> None:
-    """Checks that a new file or folder can be written, before work begins whose result goes there.
-
-    Raises:
-        WeightsError: the path exists.
-        RunFolderError: its folder cannot be written to, or made.
-    """
+    """Checks that a new file or folder can be written, before the work whose result goes there."""
     if path.exists() or path.is_symlink():
         raise WeightsError(f"{path} exists", "a new path", "choose another, or remove it")
     check_output_folder(path.parent)
@@ -128,12 +117,7 @@ def check_new_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary path; `path` gets its content if the block succeeds.
-
-    Raises:
-        WeightsError: the path exists, or cannot be written.
-        RunFolderError: see `check_new_path`.
-    """
+    """Yields a temporary path. The new `path` gets its content if the block succeeds."""
     part = path.with_name(f".{path.name}.part{path.suffix}")
     try:
         check_new_path(path)

@@ -48,29 +48,16 @@ _DAMAGED = (
 
 @dataclasses.dataclass(frozen=True)
 class TensorFile:
-    """Named tensors on disk.
+    """Named tensors on disk."""
 
-    Attributes:
-        path: file or folder that contains them.
-        shapes: name -> shape, from the headers.
-        size_bytes: size of the file or files.
-        load: name -> array as stored.
-        configs: content of the CONFIG_FILES next to the weights.
-    """
-
-    path: Path
-    shapes: Mapping[str, tuple[int, ...]]
-    size_bytes: int
-    load: Callable[[str], np.ndarray]
+    path: Path  # File or folder that contains them.
+    shapes: Mapping[str, tuple[int, ...]]  # From the headers.
+    size_bytes: int  # Of the file or files.
+    load: Callable[[str], np.ndarray]  # Name -> array as stored.
     configs: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor as float32.
-
-        Raises:
-            WeightsError: the tensor is damaged, is not of a float type, or has a value that is NaN
-                or infinite, or too large for float32.
-        """
+        """Returns one tensor as float32. It must be of a float type and have finite values."""
         try:
             array = self.load(name)
         except _DAMAGED as error:
@@ -125,10 +112,7 @@ def to_jax(array: np.ndarray) -> jax.Array:
 def open_tensors(path: Path) -> TensorFile:
     """Opens an npz file, a safetensors file, or the index of several safetensors files.
 
-    The JSON files next to safetensors files are read as well.
-
-    Raises:
-        WeightsError: no such file, another kind of file, a damaged file, or one that needs pickle.
+    The JSON files next to safetensors files are read as well. What needs pickle is refused.
     """
     if not path.is_file():
         raise WeightsError(f"no file {path}", "an npz or safetensors file", "check the path")

@@ -88,12 +88,7 @@ def recognise(file: TensorFile) -> TensorFile | None:
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
-    """Reads the architecture from the shapes, and from timm's config.json if there is one.
-
-    Raises:
-        WeightsError: neither the file nor the caller's options contain a size, or the model has
-            something that ours does not have.
-    """
+    """Reads the architecture from the shapes, and from timm's config.json if there is one."""
     config, shapes = _read_config(file), file.shapes
     named, arguments = config.get("architecture", ""), config.get("model_args", {})
     _check_parts(file, named)
@@ -200,11 +195,7 @@ def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
 
 
 def _read_config(file: TensorFile) -> Mapping[str, Any]:
-    """Returns config.json without empty values.
-
-    Raises:
-        WeightsError: it has a key that may change what the model computes.
-    """
+    """Returns config.json without empty values, after a check of its keys."""
     config = {key: value for key, value in file.config().items() if value is not None}
     if flat := [key for key in ("mean", "input_size", "crop_pct") if key in config]:
         raise WeightsError(
@@ -265,11 +256,7 @@ def _read_position(file: TensorFile, named: str, argument: str | None) -> str:
 
 
 def _read_activation(file: TensorFile, named: str, argument: str | None) -> Mapping[str, Any]:
-    """Returns the options of the activation that config.json names, else that of the architecture.
-
-    Raises:
-        WeightsError: our models do not have it.
-    """
+    """Returns the options of the activation in config.json, else of that of the architecture."""
     if argument is None:
         tanh, quick = (re.fullmatch(p, named) for p in (_TANH_GELU, _QUICK_GELU))
         argument = "gelu_tanh" if tanh else "quick_gelu" if quick else "gelu"
@@ -299,12 +286,9 @@ class _RegistersWithRows:
     """Registers that have vectors in the position table, e.g. DeiT's second token; ours have none.
 
     The vectors are added to the registers, which changes no output.
-
-    Attributes:
-        first: row of the first register.
     """
 
-    first: int
+    first: int  # Row of the first register.
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         del shapes  # The table may be for another grid.
@@ -433,11 +417,7 @@ _ARCHITECTURES = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns a folder that `timm.create_model("local-dir:PATH", pretrained=True)` loads.
-
-    Raises:
-        WeightsError: a model that timm's ViT cannot represent.
-    """
+    """Returns a folder that `timm.create_model("local-dir:PATH", pretrained=True)` loads."""
     options, shape = checked_options(
         loaded,
         "timm",

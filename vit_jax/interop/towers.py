@@ -18,13 +18,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Scalar:
-    """A single number, which the file may store with an axis.
+    """A single number, which the file may store with an axis."""
 
-    Attributes:
-        shape: shape in the file: () or (1,).
-    """
-
-    shape: Shape
+    shape: Shape  # In the file: () or (1,).
 
     def read(self, theirs: list[np.ndarray], shapes: list[Shape]) -> list[np.ndarray]:
         return [reshape(theirs[0], shapes[0])]
@@ -35,11 +31,7 @@ class Scalar:
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """A matrix [inputs, outputs] in the file; [*inputs, *outputs] in our model.
-
-    Attributes:
-        input_axes: number of input axes of our parameter.
-    """
+    """A matrix [inputs, outputs] in the file; [*inputs, *outputs] in our model."""
 
     input_axes: int = 1
 
@@ -114,13 +106,7 @@ def text_options(width: int, depth: int, mlp_dim: int, num_heads: int) -> dict[s
 
 
 def pair_options(method: str, image: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Returns the section of a pair.
-
-    Args:
-        method: "CLIP", "SigLIP" or "LiT".
-        image: options of the image tower, with its name.
-        **options: other options of the pair.
-    """
+    """Returns the section of a "CLIP", "SigLIP" or "LiT" pair with the image tower of `image`."""
     rest = {key: value for key, value in image.items() if key != "name"}
     return {"name": f"{method}-{image['name']}", "image": rest, **options}
 
@@ -133,11 +119,7 @@ def pair_of(loaded: "Loaded") -> tuple[TwoTowersConfig, TwoTowers, TextShape]:
 
 
 def image_of(loaded: "Loaded") -> "Loaded":
-    """Returns the image tower of a pair as a model of its own.
-
-    Raises:
-        WeightsError: the image tower is no ViT.
-    """
+    """Returns the image tower of a pair, which must be a ViT, as a model of its own."""
     options, model, _ = pair_of(loaded)
     if not hasattr(options.image, "pooling") or not options.image.name.startswith(("ViT", "R")):
         raise WeightsError(
@@ -149,12 +131,9 @@ def image_of(loaded: "Loaded") -> "Loaded":
 
 
 def check_pair(options: TwoTowersConfig, format: str, allowed: Mapping[str, tuple]) -> None:
-    """Raises WeightsError if a format cannot represent a pair.
+    """Raises WeightsError unless all options of a pair have values that a format can represent.
 
-    Args:
-        options: of the pair.
-        format: name of the format, for the message.
-        allowed: option, or "text.OPTION" -> values that the format can represent.
+    `allowed` has these values by the names of options; "text.OPTION" is one of the text tower.
     """
     for name, values in allowed.items():
         part: TwoTowersConfig | TextConfig = options

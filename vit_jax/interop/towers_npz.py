@@ -44,11 +44,7 @@ def recognise(file: TensorFile) -> TensorFile | None:
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
-    """Reads the architecture from the shapes.
-
-    Raises:
-        WeightsError: towers of unknown kinds, or a size that must be given.
-    """
+    """Reads the architecture from the shapes."""
     names = {n.removeprefix("img/"): n for n in file.shapes if n.startswith("img/")}
     plain = vision_transformer.recognise(file.renamed(names))
     if plain is None:
@@ -129,10 +125,8 @@ def _describe_text(file: TensorFile) -> tuple[dict[str, Any], list[Row]]:
 def text_table(block: str, parts: tuple[str, ...], *, in_two_parts: bool = False) -> list[Row]:
     """Returns the rows of the text Transformer, without its projection.
 
-    Args:
-        block: name of an encoder block, see `vision_transformer.name_table`.
-        parts: names of a block's LayerNorms, attention and MLP.
-        in_two_parts: whether the position table is the sum of two tensors.
+    `block` and `parts` are as in `vision_transformer.name_table`. The position table may be the sum
+    of two tensors.
     """
     encoder = vision_transformer.encoder_rows(block, parts)
     pooling = vision_transformer.pooling_rows()
@@ -207,11 +201,7 @@ def bert_table() -> list[Row]:
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns the tensors of a pair under the names of LiT, or of SigLIP if it has a bias.
-
-    Raises:
-        WeightsError: neither project can represent the model.
-    """
+    """Returns the tensors of a pair under the names of LiT, or of SigLIP if it has a bias."""
     options, model, _ = pair_of(loaded)
     image, is_bert = image_of(loaded), options.text.norm_placement == "post"
     image_options, shape = checked_options(

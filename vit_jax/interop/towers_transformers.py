@@ -97,11 +97,7 @@ def recognise(file: TensorFile) -> TensorFile | None:
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
-    """Reads the architecture from config.json, the normalisation from preprocessor_config.json.
-
-    Raises:
-        WeightsError: config.json has an option that our models do not have.
-    """
+    """Reads the architecture from config.json, the normalisation from preprocessor_config.json."""
     del given
     config = file.config()
     kind = config["model_type"]
@@ -265,11 +261,7 @@ def siglip_table() -> list[Row]:
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns a folder for `CLIPModel` if the text tower is causal, else for `SiglipModel`.
-
-    Raises:
-        WeightsError: a model that these classes cannot represent.
-    """
+    """Returns a folder for `CLIPModel` if the text tower is causal, else for `SiglipModel`."""
     options, model, shape = pair_of(loaded)
     image, is_clip = image_of(loaded), options.text.is_causal
     side = square_side(loaded)

@@ -49,8 +49,7 @@ _ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gel
 def recognise(file: TensorFile) -> TensorFile | None:
     """Returns the file with plain tensor names if its config.json describes a ViT, else None.
 
-    Raises:
-        WeightsError: config.json describes another model of transformers.
+    Another model of transformers, which no format reads, is an error.
     """
     kind = file.config().get("model_type")
     if kind is None or kind in towers_transformers.MODEL_TYPES:
@@ -74,11 +73,7 @@ def recognise(file: TensorFile) -> TensorFile | None:
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
-    """Reads the architecture from config.json, the normalisation from preprocessor_config.json.
-
-    Raises:
-        WeightsError: config.json lacks a key, or has an option that our models do not have.
-    """
+    """Reads the architecture from config.json, the normalisation from preprocessor_config.json."""
     del given
     config = file.config()
     check_keys(file, config, _KEYS)
@@ -175,11 +170,7 @@ def name_table() -> list[Row]:
 
 
 def to_tensors(loaded: "Loaded") -> Tensors:
-    """Returns a folder for `ViTForImageClassification`, or for `ViTModel` if there are no classes.
-
-    Raises:
-        WeightsError: a model that these classes cannot represent.
-    """
+    """Returns a folder for `ViTForImageClassification`, or for `ViTModel` without classes."""
     side = square_side(loaded)
     options, shape = checked_options(loaded, "transformers", pooling=("token",), mlp=("gelu",))
     classifies = loaded.num_classes > 0

@@ -54,11 +54,7 @@ def _plain_name(name: str) -> str:
 
 
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
-    """Reads the architecture from the shapes.
-
-    Raises:
-        WeightsError: a hybrid that is not registered, or tensors that are missing.
-    """
+    """Reads the architecture from the shapes."""
     shapes = file.shapes
     block, generation = block_names(shapes)
     first = block.format(layer=0)
@@ -95,14 +91,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
 
 
 def block_names(shapes: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of an encoder block in a file, and the names of its parts.
-
-    Args:
-        shapes: tensor name -> shape; names of blocks start with "Transformer/".
-
-    Raises:
-        WeightsError: blocks with unknown parts.
-    """
+    """Returns the name of an encoder block, which starts with "Transformer/", and of its parts."""
     block = BLOCK if BLOCK.format(layer=0) + "/LayerNorm_0/scale" in shapes else _SCANNED_BLOCK
     first = block.format(layer=0)
     for parts in (_NUMBERED_TOGETHER, _NUMBERED_BY_TYPE):
@@ -132,9 +121,6 @@ def to_tensors(loaded: "Loaded") -> Tensors:
     """Returns the tensors of a model under the names of vision_transformer.
 
     A model without a class token gets the names of big_vision.
-
-    Raises:
-        WeightsError: neither project can represent the model.
     """
     has_class_token = getattr(loaded.options, "pooling", None) == "token"
     options, shape = checked_options(
@@ -163,11 +149,8 @@ def name_table(
 ) -> list[Row]:
     """Returns the rows of a ViT or hybrid.
 
-    Args:
-        block: name of an encoder block; contains `{layer}` unless all layers are in one tensor.
-        parts: names of a block's LayerNorms, attention and MLP.
-        table: name of the position table.
-        stem: sizes of a hybrid's ResNet.
+    `block` contains `{layer}` unless all layers are in one tensor. `parts` are the names of a
+    block's LayerNorms, attention and MLP, `table` is the name of the position table.
     """
     return [
         *(_stem_rows(stem) if stem else ()),

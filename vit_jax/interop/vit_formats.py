@@ -57,11 +57,8 @@ def check_keys(
 ) -> None:
     """Raises WeightsError for a key of config.json that may change what the model computes.
 
-    Args:
-        file: the weights, for the message.
-        config: the config, or a section of it.
-        known: keys that are read, and those that change nothing here.
-        of: prefix for messages.
+    `known` has keys that are read, and those that change nothing here. `of` is a prefix for
+    messages.
     """
     unknown = [
         f"{of}{key} = {value!r}"
@@ -77,11 +74,7 @@ def check_keys(
 
 
 def square_patch(file: TensorFile, patch: Any) -> int:
-    """Returns the side of a patch that config.json may give as [height, width].
-
-    Raises:
-        WeightsError: the patch is not square.
-    """
+    """Returns the side of a square patch, which config.json may give as [height, width]."""
     sides = {patch} if isinstance(patch, int) else set(patch)
     if len(sides) != 1:
         raise WeightsError(
@@ -105,11 +98,7 @@ def vit_options(
 
 
 def heads_of(width: int, given: Mapping[str, Any]) -> int:
-    """Returns the number of attention heads of a model of this width, for files that lack it.
-
-    Raises:
-        WeightsError: no published model has this width, and num_heads is not given.
-    """
+    """Returns the number of attention heads of a model of this width, for files that lack it."""
     heads = given.get("num_heads") or _HEADS.get(width)
     if heads is None:
         raise WeightsError(
@@ -124,19 +113,13 @@ def heads_of(width: int, given: Mapping[str, Any]) -> int:
 def grid_of(
     rows: int, prefix_tokens: int, given: Mapping[str, Any], stride: int
 ) -> tuple[int, int]:
-    """Returns the (rows, columns) of patches of a position table.
+    """Returns the (rows, columns) of patches of a position table with `rows` vectors.
 
-    It is the grid that the caller gives, else the one in the file's config.json, else a square.
+    It is the grid that the caller gives, else the one in the file's config.json, else a square. The
+    table may have vectors for prefix tokens or not. `given` may have "grid" and "image_size" of the
+    caller, and "stored_grid" of the config.json. The stride is in pixels.
 
-    Args:
-        rows: number of vectors in the table.
-        prefix_tokens: number of prefix tokens; the table may have vectors for them or not.
-        given: the caller's options: "grid", "image_size"; "stored_grid" of the config.json.
-        stride: pixels between patches.
-
-    Raises:
-        WeightsError: no grid is known and the number of patches is not a square, the given grid has
-            another number of patches, or the table is also one of the caller's rectangular images.
+    A table that is square but also fits the caller's rectangular images is an error.
     """
     # Of several prefix tokens, often only the class token has a vector.
     sizes = (rows, rows - min(prefix_tokens, 1), rows - prefix_tokens)
@@ -172,15 +155,9 @@ def grid_of(
 def checked_options(
     loaded: "Loaded", format: str, **allowed: tuple[Any, ...]
 ) -> tuple[ViTConfig, ViTShape]:
-    """Checks that a format can represent a model, and returns its options and sizes.
+    """Checks that a format can represent a ViT or hybrid, and returns its options and sizes.
 
-    Args:
-        loaded: a ViT or hybrid.
-        format: name of the format, for the message.
-        **allowed: option -> values that the format can represent.
-
-    Raises:
-        WeightsError: an option has another value.
+    `allowed` has the values of options that the format can represent.
     """
     options = loaded.options
     assert isinstance(options, ViTConfig)
@@ -217,9 +194,7 @@ def _weights_fit(loaded: "Loaded", changes: Mapping[str, Any]) -> bool:
 def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np.ndarray]:
     """Returns the parameters by name. Converts position tables to an equal learned 1-D table.
 
-    Args:
-        loaded: a ViT or hybrid.
-        sincos: whether to write the table `sincos_2d` as a learned table; False: leave it out.
+    Without `sincos`, the table `sincos_2d` is left out.
     """
     params = {name: np.asarray(array) for name, array in parameters(loaded.model).items()}
     model, table = loaded.model, getattr(loaded.model, "position_embedding", None)
@@ -238,11 +213,7 @@ def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np
 
 
 def square_side(loaded: "Loaded") -> int:
-    """Returns the side of the image in pixels.
-
-    Raises:
-        WeightsError: the image is not square.
-    """
+    """Returns the side in pixels of the image, which must be square."""
     height, width = loaded.image_size
     if height != width:
         raise WeightsError(

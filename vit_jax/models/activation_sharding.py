@@ -26,12 +26,10 @@ def constrain(x: jax.Array, *dimensions: Dimension) -> jax.Array:
     Parameters are sharded by feature. Without constraints, XLA's partitioner may therefore shard
     activations by feature too and copy every example to every device.
 
-    Args:
-        x: any value.
-        dimensions: how each leading dimension is sharded. "batch" (examples): over data and fsdp;
-            "tensor" (heads, hidden features or classes): over tensor; None: not sharded. Other
-            dimensions are not sharded, and neither is a dimension whose size is not divisible by
-            the number of devices.
+    `dimensions` are the leading ones of x. "batch" (examples) is sharded over data and fsdp,
+    "tensor" (heads, hidden features or classes) over tensor, and None is not sharded. Other
+    dimensions are not sharded, and neither is one whose size is not divisible by the number of
+    devices.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -44,12 +42,9 @@ def on_each_device(
 ) -> Callable[..., Any]:
     """Returns a function whose body runs on each device with its own part of the arguments.
 
-    XLA cannot split a kernel. Without a mesh, this returns `function`.
-
-    Args:
-        function: function of arrays; it accepts the whole arrays as well as parts of them.
-        dimensions: for each argument how its dimensions are sharded, as in `constrain`.
-        results: the same for its results: a tree like the result, with tuples of dimensions.
+    XLA cannot split a kernel. `function` must accept whole arrays as well as parts of them. The
+    dimensions of each argument, and those of the results as a tree like the result, are as in
+    `constrain`. Without a mesh, this returns `function`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:

@@ -6,15 +6,10 @@ from typing import NamedTuple
 
 
 class Alias(NamedTuple):
-    """What a name of another project stands for.
+    """What a name of another project stands for."""
 
-    Attributes:
-        name: our name, e.g. "ViT-B/16".
-        image_size: side in pixels that the name states; None: it states none.
-    """
-
-    name: str
-    image_size: int | None
+    name: str  # Ours, e.g. "ViT-B/16".
+    image_size: int | None  # Side in pixels that the name states; None: it states none.
 
 
 _LETTERS = {

@@ -72,17 +72,8 @@ def choose_attention(
     On a machine with a TPU, `auto` compiles it once to see whether the compiler accepts it; plans
     for TPUs that are elsewhere only check that its blocks fit into the chip's memory.
 
-    Args:
-        requested: "auto", "xla", "cudnn", "einsum" or "pallas".
-        tokens: N, class token and registers included.
-        head_dim: features of a head.
-        num_heads: number of heads.
-        dtype: type of queries, keys and values.
-        has_bias: whether a position bias is added to the logits.
-        platform: "cpu", "gpu" or "tpu"; None: the default backend.
-
-    Raises:
-        ModelError: cuDNN or the Pallas kernel is requested and does not support this case.
+    `requested` is "auto" or a kernel, `platform` "cpu", "gpu", "tpu" or None, the default backend.
+    The tokens include class token and registers; `has_bias` means a position bias on the logits.
     """
     platform = platform or jax.default_backend()
     if requested in ("xla", "einsum"):
@@ -208,16 +199,9 @@ def attend(
     fuses these operations, it makes a training step about 10 % faster. "pallas" is
     `pallas_attention.attend_packed`, for self-attention.
 
-    Args:
-        query: [B, N, H, K].
-        key: [B, M, H, K].
-        value: [B, M, H, K].
-        bias: logits added before the softmax.
-        implementation: how to compute it.
-        valid_tokens: keys and values after the first `valid_tokens` are padding and get no weight;
-            the same number for all examples, or one for each. The Pallas kernel cannot have one for
-            each, so "xla" replaces it.
-        mask: keys where it is False get no weight; only with "einsum" and "xla".
+    Keys and values after the first `valid_tokens` are padding and get no weight. The Pallas kernel
+    cannot have one such number for each example, so "xla" replaces it. Keys where the mask is False
+    get no weight either; only "einsum" and "xla" take a mask.
     """
     if implementation == "pallas" and isinstance(valid_tokens, jax.Array):
         implementation = "xla"
@@ -282,17 +266,9 @@ def attention_logits(
 class SelfAttention(nnx.Module):
     """Multi-head self-attention. Source: arXiv:2010.11929, appendix A.
 
-    Args:
-        width: D, features in and out.
-        num_heads: H; head dimension is D / H.
-        tokens: N, needed by the relative position bias.
-        relative: add a `RelativeBias` to the logits.
-        qk_norm: LayerNorm over each query and key, scale but no bias (arXiv:2302.05442).
-        qkv_bias: whether queries, keys and values have a bias.
-        dropout_rate: rate after the output layer.
-        implementation: kernel, see `choose_attention`.
-        dtype: type the matmuls run in.
-        rngs: source of the initial values.
+    `qk_norm` is a LayerNorm over each query and key, with scale but no bias (arXiv:2302.05442).
+    `relative` adds a `RelativeBias`, which needs the number of tokens. Dropout follows the output
+    layer.
     """
 
     def __init__(
@@ -347,14 +323,7 @@ class SelfAttention(nnx.Module):
 
         "attention_weights" are [B, H, N, N]; "max_attention_logit" [B, H] is the largest logit over
         all queries and keys. Kernels do not return these, so they are computed a second time.
-
-        Args:
-            x: tokens.
-            rope: cosines and sines of `position.rope_2d`.
-            valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
-            mask: which tokens attend to which; None: all to all.
-            key: turns dropout on.
-            capture: "attention_weights", "max_attention_logit".
+        `rope` has the cosines and sines of `position.rope_2d`. A key turns dropout on.
         """
         # The Pallas kernel adds the bias itself, unless something comes between.
         plain = self.query_norm is None and rope is None and self.relative is None and not capture
@@ -405,11 +374,6 @@ def _project(layer: nnx.LinearGeneral, x: jax.Array, *, add_bias: bool = True) -
 
     XLA then writes rows of features, as the kernels read them. For several output axes (q, k, v,
     heads, features) it chooses layouts for a TPU that must be copied, a fifth of a step's traffic.
-
-    Args:
-        layer: the projection to or from the heads.
-        x: features of tokens, or of heads.
-        add_bias: False leaves the bias out.
     """
     axes = len(layer.in_features)
     bias = layer.bias[...].astype(layer.dtype) if add_bias and layer.bias is not None else None

@@ -59,10 +59,6 @@ class EncoderBlock(nnx.Module):
     Source: arXiv:2010.11929, equations 2 and 3 (pre); arXiv:1706.03762, section 3.1 (post);
     arXiv:2111.09883, section 3.2 (res_post); arXiv:2010.11929, D.4 (a position table in every
     layer).
-
-    Args:
-        spec: its sizes and options.
-        rngs: source of the initial values.
     """
 
     def __init__(self, spec: BlockSpec, *, rngs: nnx.Rngs):
@@ -111,17 +107,10 @@ class EncoderBlock(nnx.Module):
         capture: tuple[str, ...] = (),
         reduce: Reduce | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
-        """Returns the new tokens and the intermediates named in `capture`.
+        """Returns the new tokens and those of BLOCK_INTERMEDIATES that `capture` names.
 
-        Args:
-            x: tokens.
-            rope: rotations for queries and keys.
-            valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
-            mask: which tokens attend to which; None: all to all.
-            key: turns dropout and stochastic depth on.
-            drop_rate: probability that an example skips a residual branch of this block.
-            capture: names from BLOCK_INTERMEDIATES.
-            reduce: applied to the captured intermediates; None: unchanged.
+        A key turns dropout and stochastic depth on; `drop_rate` is the probability that an example
+        skips a residual branch. `reduce` is applied to the captured intermediates.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
         pre, post = (self.norm_placement == placement for placement in ("pre", "post"))
@@ -150,7 +139,6 @@ class EncoderBlock(nnx.Module):
         return x, captured if reduce is None else reduce(captured)
 
     def _branch(self, output: Float[Array, "B N D"], norm: LayerNorm) -> Float[Array, "B N D"]:
-        """Returns the output of attention or MLP, with its norm if the placement is "res_post"."""
         output = constrain(output, "batch")
         return norm(keep(output)) if self.norm_placement == "res_post" else output
 
@@ -191,16 +179,10 @@ def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
 class Encoder(nnx.Module):
     """`depth` identical blocks. Every parameter of `blocks` has a leading axis of size depth.
 
-    Args:
-        spec: shape of a block.
-        depth: L, number of blocks.
-        stochastic_depth: rate of the last block, growing linearly from 0 at the first.
-        constant_depth: whether all blocks have this rate instead.
-        remat: what a block keeps for its backward pass, see `stacking.scan_stack`.
-        scan: False unrolls the loop over the blocks; "auto": see there.
-        token_rows: store each token's features as one row. XLA's GPU compiler may else choose a
-            layout that is converted at every matmul, a tenth of a step's traffic.
-        rngs: source of the initial values.
+    The rate `stochastic_depth` is that of the last block and grows linearly from 0 at the first, or
+    with `constant_depth` that of all blocks. `remat` and `scan` are those of `stacking.scan_stack`.
+    `token_rows` stores each token's features as one row: XLA's GPU compiler may else choose a
+    layout that is converted at every matmul, a tenth of a step's traffic.
     """
 
     def __init__(
@@ -238,16 +220,9 @@ class Encoder(nnx.Module):
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of all blocks.
 
-        Args:
-            x: tokens.
-            position: a table added to the input of every block.
-            rope: rotations for queries and keys.
-            valid_tokens: tokens after the first `valid_tokens` are padding, see `attend`.
-            mask: which tokens attend to which; None: all to all.
-            key: turns dropout and stochastic depth on.
-            capture: names from BLOCK_INTERMEDIATES.
-            reduce: applied to the captured intermediates of each block; None: unchanged.
-            span: (first, end): apply only the blocks first to end - 1, counted from 0.
+        `position` is a table added to the input of every block. A key turns dropout and stochastic
+        depth on. `reduce` is applied to the intermediates of each block. With a span (first, end),
+        only the blocks first to end - 1 are applied, counted from 0.
         """
 
         def body(block: Any, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
@@ -285,19 +260,12 @@ def reduce_intermediates(
     functions: Mapping[str, Callable[[jax.Array], jax.Array]],
     tokens: int,
 ) -> dict[str, jax.Array]:
-    """Removes padding tokens from a block's captured intermediates, then applies `functions`.
-
-    Args:
-        found: name -> value, of one block.
-        functions: name -> function to apply to this value.
-        tokens: N, without padding.
-    """
+    """Removes the tokens after the first `tokens` from intermediates, then applies `functions`."""
     real = {name: _unpad(name, value, tokens) for name, value in found.items()}
     return {n: functions[n](value) if n in functions else value for n, value in real.items()}
 
 
 def _unpad(name: str, value: jax.Array, tokens: int) -> jax.Array:
-    """Removes the padding tokens of a captured intermediate."""
     if name == "max_attention_logit":
         return value
     if name == "attention_weights":

@@ -57,19 +57,12 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Layer(ABC):
-    """One kind of layer at a size.
+    """One kind of layer at a size."""
 
-    Attributes:
-        width: D.
-        num_heads: number of attention heads.
-        grid: rows and columns of patches.
-        num_prefix: class token and registers, which come before the patches in the sequence.
-    """
-
-    width: int
+    width: int  # D.
     num_heads: int
-    grid: tuple[int, int]
-    num_prefix: int
+    grid: tuple[int, int]  # Rows and columns of patches.
+    num_prefix: int  # Class token and registers, which come before the patches.
 
     name: ClassVar[str]
     formulas: ClassVar[Formulas]
@@ -177,15 +170,7 @@ LAYERS: tuple[type[Layer], ...] = (Attention, GridConvolution, SequenceConvoluti
 
 
 def comparable_layers(options: ModelConfig, image_size: int) -> list[Layer]:
-    """Returns one layer of each kind with the width, heads and tokens of a model.
-
-    Args:
-        options: the model section of a config.
-        image_size: side in pixels.
-
-    Raises:
-        ModelError: unknown name, a model without self-attention, or sizes that do not fit together.
-    """
+    """Returns one layer of each kind with the width, heads and tokens of a model."""
     sizes = {"num_classes": 0, "image_size": image_size, "key": jax.random.key(0)}
     model = nnx.eval_shape(lambda: build_model(options.on_any_platform(), **sizes))
     if model.num_heads is None:

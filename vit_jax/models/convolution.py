@@ -22,13 +22,9 @@ _CONV = ("NHWC", "HWIO", "NHWC")
 def convolve(
     x: Float[Array, "B H W I"], kernel: Float[Array, "K L I O"], stride: int, padding: Any
 ) -> Float[Array, "B h w O"]:
-    """Returns the convolution of feature maps with a kernel, in the type of x.
+    """Returns the convolution of feature maps with a float32 kernel, in the type of x.
 
-    Args:
-        x: feature maps.
-        kernel: float32.
-        stride: in both directions.
-        padding: "SAME", or (before, after) of height and width.
+    The padding is "SAME", or (before, after) of height and width.
     """
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (stride, stride), padding)

@@ -23,33 +23,18 @@ _CLASSES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Size and cost of a model.
-
-    Attributes:
-        name: of the model.
-        image_size: side in pixels.
-        tokens: class token and registers included; None: a model without tokens.
-        parameters: their number.
-        macs: multiply-accumulates of one image's forward pass.
-        activation_bytes: memory that a training step keeps, per image.
-    """
+    """Size and cost of a model."""
 
     name: str
-    image_size: int
-    tokens: int | None
+    image_size: int  # Side in pixels.
+    tokens: int | None  # Class token and registers included; None: a model without tokens.
     parameters: int
-    macs: int
-    activation_bytes: int
+    macs: int  # Multiply-accumulates of one image's forward pass.
+    activation_bytes: int  # Memory that a training step keeps, per image.
 
 
 def known_cost(options: ModelConfig, *, num_classes: int, image_size: int) -> Cost | None:
-    """Returns the cost that the table has; None: it has another size or other options.
-
-    Args:
-        options: the model section of a config.
-        num_classes: C.
-        image_size: side in pixels.
-    """
+    """Returns the cost that the table has; None: it has another size or other options."""
     cost = _table().get(options.name)
     if cost is None or cost.image_size != image_size or options != model_options(options.name):
         return None
@@ -57,13 +42,7 @@ def known_cost(options: ModelConfig, *, num_classes: int, image_size: int) -> Co
 
 
 def compute_cost(options: ModelConfig, *, num_classes: int, image_size: int) -> Cost:
-    """Computes the cost of a model.
-
-    Args:
-        options: the model section of a config.
-        num_classes: C.
-        image_size: side in pixels.
-    """
+    """Computes the cost of a model."""
     found = summarize(options, num_classes=num_classes, image_size=image_size)
     return Cost(
         options.name,

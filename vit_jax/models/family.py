@@ -32,19 +32,12 @@ Layer = int | str
 
 @dataclasses.dataclass(frozen=True)
 class EvalView:
-    """How images were cropped and resized when weights were evaluated.
+    """How images were cropped and resized when weights were evaluated."""
 
-    Attributes:
-        crop: "central", "resize" or "squash_central", see `data.eval_crop`.
-        central_fraction: side of a central crop as a fraction of the image's short side.
-        antialias: whether downscaling averages over all pixels.
-        interpolation: "bilinear" or "bicubic".
-    """
-
-    crop: str = "central"
-    central_fraction: float = 0.875
-    antialias: bool = True
-    interpolation: str = "bilinear"
+    crop: str = "central"  # See `data.eval_crop`.
+    central_fraction: float = 0.875  # Side of a central crop / the image's short side.
+    antialias: bool = True  # Downscaling averages over all pixels.
+    interpolation: str = "bilinear"  # Or "bicubic".
 
 
 class ImageModel(nnx.Module):
@@ -220,10 +213,10 @@ class Family:
         sizes: listed model name -> shape. A shape is the family's own dataclass; it has
             `image_multiple`, by which image sides must be divisible.
         small: listed names of the models for 32-pixel images.
-        parse: function from a name that is not listed to its shape; None for an unknown name.
+        parse: name that is not listed -> shape; None for an unknown name.
         pattern: pattern of the names, for error messages.
-        shape: function from options to the sizes of the named model, with their overrides.
-        build: builds a model of the family, see `registry.build_model`.
+        shape: options -> sizes of the named model, with their overrides.
+        build: see `registry.build_model`.
         describe: (options, model) -> rows of (label, value, note) for the `models` command.
         sharding_rules: which mesh axis each dimension of a parameter is split over.
         layer_order: regular expressions over whole parameter names, in the order of the forward
@@ -231,10 +224,9 @@ class Family:
             that none of them matches (final norm, head) are the last layer. Empty: a head alone.
         formats: modules of `vit_jax.interop` that read and write published weights.
         build_flags: flags that a task can pass to `build`, such as "mask_token".
-        stack: function from options and (height, width) of the images to the sizes of the stack of
-            layers, by which a run chooses how to execute it; None: the options `scan` and `remat`
-            mean True and "none" if they are "auto".
-        has_classes: whether the models have a head for classes.
+        stack: (options, (height, width) of the images) -> sizes of the stack of layers, by which a
+            run chooses how to execute it; None: the options `scan` and `remat` mean True and "none"
+            if they are "auto".
     """
 
     name: str
@@ -260,24 +252,15 @@ class Family:
 
 
 def override_sizes(shape: Any, options: ModelConfig, names: tuple[str, ...]) -> Any:
-    """Returns a shape with the sizes that are set in the options.
-
-    Args:
-        shape: dataclass of sizes.
-        options: fields named as in the shape; None: not set.
-        names: sizes that can be overridden.
-    """
+    """Returns a shape with those of the named sizes that the options set; None: not set."""
     given = {name: getattr(options, name) for name in names}
     return dataclasses.replace(shape, **{k: v for k, v in given.items() if v is not None})
 
 
 def check_image_size(image_size: tuple[int, int], multiple: int, what: str) -> None:
-    """Raises ModelError unless both sides are divisible by the size of a patch.
+    """Raises ModelError unless both sides are divisible by `multiple`, the size of a patch.
 
-    Args:
-        image_size: (height, width) in pixels.
-        multiple: pixels between neighbouring patches.
-        what: name of the multiple, for the message, e.g. "patch size".
+    `what` names the multiple in the message, e.g. "patch size".
     """
     if all(side >= multiple and side % multiple == 0 for side in image_size):
         return
@@ -294,12 +277,7 @@ def check_image_size(image_size: tuple[int, int], multiple: int, what: str) -> N
 
 
 def check_images(images: jax.Array, image_size: tuple[int, int] | None) -> None:
-    """Raises ModelError unless images are floating point [B, H, W, 3].
-
-    Args:
-        images: input of a model.
-        image_size: (height, width) that they must have; None: any.
-    """
+    """Raises ModelError unless images are float [B, H, W, 3] of `image_size`; None: of any size."""
     size = image_size or images.shape[1:3]
     if images.ndim != 4 or images.shape[1:] != (*size, 3):
         height, width = image_size or ("height", "width")
@@ -330,11 +308,5 @@ def check_intermediates(names: tuple[str, ...], known: tuple[str, ...]) -> None:
 def with_intermediates(
     logits: jax.Array, found: Mapping[str, jax.Array], names: Sequence[str]
 ) -> Any:
-    """Returns what a model's call returns: the logits, or a pair of them and a dict of these names.
-
-    Args:
-        logits: output of the model.
-        found: intermediates by name, at least those asked for.
-        names: names that the caller asked for; empty: only the logits are returned.
-    """
+    """Returns what a model's call returns: the logits, or with names (logits, values by name)."""
     return (logits, {name: found[name] for name in names}) if names else logits

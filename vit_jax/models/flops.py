@@ -23,10 +23,8 @@ def count_macs(jaxpr: core.Jaxpr) -> int:
 
     Other operations, such as additions and normalisations, are not counted. The body of a scan is
     counted once per iteration, that of a Pallas kernel once per step of its grid, and a conditional
-    as its most expensive branch.
-
-    Raises:
-        ValueError: a while loop contains matmuls. Its number of iterations is unknown.
+    as its most expensive branch. A while loop with matmuls is an error, because its number of
+    iterations is unknown.
     """
     total = 0
     for eqn in jaxpr.eqns:
@@ -68,12 +66,7 @@ def _shape(variable: Any) -> tuple[int, ...]:
 
 
 def traced_macs(function: Callable[..., Any], *args: Any) -> int:
-    """Returns the multiply-accumulates of a function, which is traced but not run.
-
-    Args:
-        function: function of arrays.
-        *args: its arguments, or their shapes.
-    """
+    """Returns the multiply-accumulates of a function of arrays or shapes, which is not run."""
     return count_macs(jax.make_jaxpr(function)(*args).jaxpr)
 
 
@@ -86,11 +79,7 @@ def forward_macs(
 ) -> int:
     """Returns the multiply-accumulates of one image's forward pass.
 
-    Args:
-        options: the model section of a config.
-        num_classes: C; 0 for a model without a head.
-        image_size: (height, width) in pixels.
-        head_per_patch: count the head once for each patch.
+    `head_per_patch` counts the head once for each patch.
 
     >>> from vit_jax.models.registry import model_options
     >>> config = model_options("ViT-B/16")
@@ -129,12 +118,7 @@ def _forward_macs(
 
 
 def model_macs(model: Any) -> int:
-    """Returns the multiply-accumulates of one image's forward pass.
-
-    Args:
-        model: with values, or abstract from `nnx.eval_shape`. Its attention must not be a kernel
-            that cannot be traced, such as cuDNN's.
-    """
+    """Returns one image's forward multiply-accumulates, of a model without cuDNN's kernel."""
     return _module_macs(model, *model.example_inputs(1))
 
 
@@ -153,8 +137,5 @@ def training_flops(macs: int) -> int:
     One multiply-accumulate is two operations. The backward pass takes twice as many as the forward
     pass: gradients of inputs and of parameters. Recomputation by remat is not counted, as in model
     FLOPs utilisation (arXiv:2204.02311, appendix B).
-
-    Args:
-        macs: multiply-accumulates of the forward pass.
     """
     return 6 * macs

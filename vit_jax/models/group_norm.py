@@ -14,19 +14,12 @@ _Saved = tuple[Map, Float[Array, "B 1 1 C"], Float[Array, "B 1 1 C"], PerChannel
 def group_norm(x: Map, scale: PerChannel, bias: PerChannel, groups: int, epsilon: float) -> Map:
     """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias, in the type of `x`.
 
-    Mean and variance are over the positions and the channels of a group, in float32. The backward
-    pass keeps only `x` and two numbers per group, while automatic differentiation would keep
-    float32 copies of `x`. Sums are over positions first and then over a group's channels: on a CPU
-    this is several times faster than summing over both at once.
+    Mean and variance are over the positions and the channels of a group, in float32; `groups`
+    divides C. The backward pass keeps only `x` and two numbers per group, while automatic
+    differentiation would keep float32 copies of `x`. Sums are over positions first and then over a
+    group's channels: on a CPU this is several times faster than summing over both at once.
 
     Source: arXiv:1803.08494, equations 1 to 6; gradients by hand.
-
-    Args:
-        x: any float type.
-        scale: f32.
-        bias: f32.
-        groups: a divisor of C.
-        epsilon: added to the variance.
     """
     return _group_norm(x, scale, bias, groups, epsilon)
 

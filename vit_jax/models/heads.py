@@ -28,16 +28,6 @@ class AttentionPooling(nnx.Module):
     """MAP head: a learned query (probe) attends to all tokens, then LayerNorm and a residual MLP.
 
     Source: arXiv:2106.04560, section 3.1 (multihead attention pooling).
-
-    Args:
-        width: D, features in and out.
-        num_heads: heads of the attention.
-        mlp_dim: hidden features of the MLP.
-        gelu_approximate: use the tanh approximation of GELU.
-        quick_gelu: use x * sigmoid(1.702 x) instead.
-        norm_epsilon: epsilon of the LayerNorm.
-        dtype: type the matmuls run in.
-        rngs: source of the initial values.
     """
 
     def __init__(
@@ -77,10 +67,7 @@ class AttentionPooling(nnx.Module):
     ) -> Float[Array, "B D"]:
         """Returns one vector per example.
 
-        Args:
-            tokens: tokens of each example.
-            valid_tokens: tokens after the first `valid_tokens` get no weight.
-            mask: tokens where it is False get no weight.
+        Tokens after the first `valid_tokens`, and those where the mask is False, get no weight.
         """
         shape = (tokens.shape[0], *self.probe.shape[1:])
         probe = constrain(jnp.broadcast_to(self.probe[...], shape), "batch")
@@ -102,19 +89,12 @@ class AttentionPooling(nnx.Module):
 class Head(nnx.Module):
     """Optional dense layer with tanh, then a zero-initialised linear layer.
 
+    Without classes, the head returns its features. `representation_size` is the width of the tanh
+    layer, if any. A `bias_init` of -10 suits sigmoid cross-entropy over many classes.
+    `num_features` is the number of features before the linear layer.
+
     Source: arXiv:2010.11929, section 3.2 and D.3 (one hidden layer during pretraining, none in
     fine-tuning; zero-initialised).
-
-    Args:
-        features: features in.
-        num_classes: C; 0: no linear layer, features are returned.
-        representation_size: width of the tanh layer; None: no such layer.
-        bias_init: initial bias of the linear layer; -10 suits sigmoid cross-entropy over many
-            classes.
-        rngs: source of the initial values.
-
-    Attributes:
-        num_features: R, width of the features before the linear layer.
     """
 
     def __init__(
@@ -153,21 +133,17 @@ class Head(nnx.Module):
 
 
 def is_head(name: str) -> bool:
-    """Returns whether a parameter belongs to a head."""
+    """Whether a parameter belongs to a head."""
     return re.match(rf"{_HEAD}/", name) is not None
 
 
 def is_classifier(name: str) -> bool:
-    """Returns whether a parameter belongs to the linear layer of a head, which gives the logits."""
+    """Whether a parameter belongs to the linear layer of a head, which gives the logits."""
     return re.match(rf"{_HEAD}/linear/", name) is not None
 
 
 def count_classes(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Returns the number of classes of a model; 0: it returns features.
-
-    Args:
-        shapes: parameter name -> shape.
-    """
+    """Returns the number of classes of a model with these parameters; 0: it returns features."""
     kernel = shapes.get("head/linear/kernel")
     return 0 if kernel is None else kernel[-1]
 
@@ -178,14 +154,10 @@ def pool(
     num_prefix: int,
     mask: Bool[Array, "B M"] | None = None,
 ) -> Float[Array, "B F"]:
-    """Pools tokens by a method without parameters.
+    """Pools tokens (class token if any, registers, patches) by a method without parameters.
 
-    Args:
-        tokens: class token (if any), registers, patches, in this order.
-        pooling: "token": the first token; "gap": the mean of the patches; "flatten": all patches
-            concatenated.
-        num_prefix: number of tokens before the patches.
-        mask: True for patches, False for padding, which "gap" leaves out; None: no padding.
+    "token" is the first token, "gap" the mean of the patches, "flatten" all patches concatenated.
+    The mask is False for padding, which "gap" leaves out.
     """
     if pooling == "token":
         return tokens[:, 0]

@@ -21,14 +21,9 @@ class AnyImageConfig(*(family.options for family in IMAGE_FAMILIES)):  # pyright
 
 
 def find_family(name: str, families: Sequence[Family]) -> Family:
-    """Returns the family of a model name.
+    """Returns the family of a model name, which may be that of another project.
 
-    Args:
-        name: e.g. "ViT-B/16", or its name in another project.
-        families: where to look.
-
-    Raises:
-        ModelError: unknown name. The error suggests a model of similar sizes or name.
+    The ModelError for an unknown name suggests a model of similar sizes or name.
     """
     for known in (name, our_name(name)):
         for family in families:

@@ -69,15 +69,9 @@ _UNIFORM = (_torch_default, _xavier_of_matrix)
 
 
 def redraw(params: Any, convention: str, key: jax.Array) -> Any:
-    """Returns the parameters with the initial values of a convention; may be traced.
+    """Returns the parameters of a new model with the initial values of a convention; may be traced.
 
-    Args:
-        params: nested dicts of the parameters of a new model.
-        convention: a key of `CONVENTIONS`.
-        key: random key.
-
-    Raises:
-        ConfigError: the model is not a ViT.
+    Only ViTs have conventions other than "vision_transformer".
     """
     rules = CONVENTIONS[convention]
     if not rules:

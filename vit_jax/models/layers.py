@@ -21,13 +21,7 @@ from vit_jax.models.stacking import keep
 class LayerNorm(nnx.Module):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis, computed in float32.
 
-    Args:
-        width: size of the last axis.
-        use_bias: False leaves the bias out.
-        epsilon: added to the variance.
-        dtype: type of the result.
-
-    Source: arXiv:1607.06450.
+    `dtype` is the type of the result. Source: arXiv:1607.06450.
     """
 
     def __init__(
@@ -44,7 +38,6 @@ class LayerNorm(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        """Returns the normalised features."""
         bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, self.scale[...], bias, self.epsilon, self.dtype)
 

@@ -61,21 +61,13 @@ class MixerConfig(ModelConfig):
 
 @dataclasses.dataclass(frozen=True)
 class MixerShape(PatchShape):
-    """The sizes that a name like "Mixer-B/16" stands for.
+    """The sizes that a name like "Mixer-B/16" stands for."""
 
-    Attributes:
-        width: D, features of a token.
-        depth: number of blocks.
-        token_mlp_dim: hidden features of the MLPs over the tokens.
-        channel_mlp_dim: hidden features of the MLPs over the channels.
-        patch_size: height and width of a patch in pixels.
-    """
-
-    width: int
+    width: int  # D, features of a token.
     depth: int
-    token_mlp_dim: int
-    channel_mlp_dim: int
-    patch_size: int
+    token_mlp_dim: int  # Hidden features of the MLPs over the tokens.
+    channel_mlp_dim: int  # Hidden features of the MLPs over the channels.
+    patch_size: int  # In pixels.
 
 
 # Width, depth, hidden features over tokens and over channels. Source: arXiv:2105.01601, Table 1.
@@ -105,12 +97,6 @@ def mixer_shape(options: MixerConfig) -> MixerShape:
 class MixerBlock(nnx.Module):
     """An MLP over the tokens and one over the channels, each with LayerNorm and a residual.
 
-    Args:
-        shape: sizes.
-        tokens: N.
-        dtype: type the matmuls run in.
-        rngs: source of the initial values.
-
     Source: arXiv:2105.01601, equation 1.
     """
 
@@ -136,10 +122,8 @@ class MixerBlock(nnx.Module):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the new tokens, and the values in `_BLOCK_INTERMEDIATES` by name.
 
-        Args:
-            x: tokens.
-            key: turns stochastic depth on.
-            drop_rate: probability that an example skips a residual branch of this block.
+        A key turns stochastic depth on; `drop_rate` is the probability that an example skips a
+        residual branch of this block.
         """
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         across_tokens = self.token_norm(x).swapaxes(1, 2)
@@ -153,18 +137,7 @@ class MixerBlock(nnx.Module):
 class Mixer(ImageModel):
     """MLP-Mixer: patches -> tokens -> blocks -> LayerNorm -> mean of the tokens -> head.
 
-    Args:
-        shape: sizes.
-        options: the model section of a config.
-        num_classes: C; 0 for features instead of logits.
-        image_size: (height, width) in pixels. The MLPs over the tokens depend on it.
-        platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
-        rngs: source of the initial values.
-
-    Raises:
-        ModelError: an image size that is not a multiple of the patch size.
-
-    Source: arXiv:2105.01601.
+    The MLPs over the tokens depend on the image size. Source: arXiv:2105.01601.
     """
 
     parts = ("patch_embedding", "blocks", "norm", "head")
@@ -176,7 +149,6 @@ class Mixer(ImageModel):
         *,
         num_classes: int,
         image_size: tuple[int, int],
-        platform: str | None = None,
         rngs: nnx.Rngs,
     ):
         dtype = jnp.dtype(options.dtype)
@@ -198,7 +170,6 @@ class Mixer(ImageModel):
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Valid names for `return_intermediates`."""
         return INTERMEDIATES
 
     def __call__(
@@ -208,18 +179,11 @@ class Mixer(ImageModel):
         key: jax.Array | None = None,
         return_intermediates: tuple[str, ...] = (),
     ) -> Float[Array, "B C"] | tuple[Float[Array, "B C"], dict[str, jax.Array]]:
-        """Returns the logits, float32.
+        """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
-        Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size.
-            key: turns stochastic depth on; without it the model is deterministic.
-            return_intermediates: names from INTERMEDIATES. If given, the result is a pair of the
-                logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, D],
-                and with a leading axis over the blocks "token_mixing_output",
-                "channel_mixing_output" and "block_output" [L, B, N, D].
-
-        Raises:
-            ModelError: images of another size, or an unknown intermediate.
+        "embedded" and "encoded" are tokens [B, N, D], "pre_logits" [B, D], and with a leading axis
+        over the blocks "token_mixing_output", "channel_mixing_output" and "block_output"
+        [L, B, N, D]. A key turns stochastic depth on.
         """
         images = jnp.asarray(images)
         check_images(images, self.image_size)
@@ -281,12 +245,12 @@ def _build(
     key: jax.Array,
     platform: str | None = None,
 ) -> Mixer:
+    del platform  # Other families choose attention kernels by it.
     return Mixer(
         mixer_shape(options),
         options,
         num_classes=num_classes,
         image_size=image_size,
-        platform=platform,
         rngs=nnx.Rngs(params=key),
     )
 

@@ -19,16 +19,8 @@ _bias_init = nnx.initializers.normal(stddev=1e-6)
 class Mlp(nnx.Module):
     """Dense -> GELU -> dropout -> dense -> dropout. Source: arXiv:2010.11929, section 3.1.
 
-    Args:
-        width: D, features in and out.
-        hidden: features between the two layers.
-        gelu_approximate: use the tanh approximation instead of the exact erf form.
-        quick_gelu: use x * sigmoid(1.702 x) instead (arXiv:1606.08415, section 2), as CLIP does.
-        dropout_rate: rate after each dense layer.
-        kernel_init: initializer of both kernels.
-        bias_init: initializer of both biases.
-        dtype: type the matmuls run in.
-        rngs: source of the initial values.
+    GELU is exact, or approximated by tanh. `quick_gelu` is x * sigmoid(1.702 x) instead
+    (arXiv:1606.08415, section 2), as CLIP does.
     """
 
     def __init__(

@@ -21,10 +21,8 @@ _LARGEST_SCALE = 100.0
 class Patches(NamedTuple):
     """A batch of images as sequences of patches, for a ViT's call.
 
-    Attributes:
-        patches: [B, N, P * P * 3] in [-1, 1], in raster order; rows, columns, then colours of a
-            patch. Padding comes last.
-        grid: rows and columns of patches of each image, at least 1.
+    The patches are in [-1, 1], in raster order, each with its rows, columns, then colours. Padding
+    comes last. The grid has at least 1 row and column of patches for each image.
     """
 
     patches: Float[Array, "B N F"]
@@ -44,13 +42,7 @@ class Patches(NamedTuple):
 def fit_grid(height: int, width: int, patch_size: int, length: int) -> tuple[int, int]:
     """Returns the largest (rows, columns) of patches for an image, with at most `length` patches.
 
-    Both sides are scaled by the same factor and rounded up to whole patches.
-
-    Args:
-        height: of the image in pixels.
-        width: of the image in pixels.
-        patch_size: in pixels.
-        length: sequence length.
+    Both sides, in pixels, are scaled by the same factor and rounded up to whole patches.
 
     Source: `resize_to_sequence` of big_vision; transformers does the same for SigLIP 2.
 
@@ -78,12 +70,7 @@ def interpolated_positions(
     """Returns position embeddings of each image, for a table that is resized to its grid.
 
     Bilinear with antialiasing, as `jax.image.resize(table, grid, "linear")`, which cannot do it for
-    a traced grid. Padding gets the embeddings of places beyond the last row.
-
-    Args:
-        table: one vector for each row and column of the stored grid.
-        grid: rows and columns of patches of each image.
-        length: N, patches and padding.
+    a traced grid. Padding up to `length` gets the embeddings of places beyond the last row.
     """
     grid = jnp.maximum(grid, 1)
     place = jnp.arange(length)

@@ -46,26 +46,15 @@ def attend_packed(
     Under a mesh, each device computes its own images and heads. On other platforms than TPUs the
     kernel is interpreted, which is slow.
 
-    Args:
-        qkv: queries, keys and values.
-        qkv_bias: added to `qkv`, of the same type. The kernel sums its gradient on the chip, which
-            saves a pass over the gradient of `qkv`.
-        bias: f32, logits added before the softmax.
-        valid_tokens: keys and values after the first `valid_tokens` are padding and get no weight.
+    `qkv_bias`, of the type of `qkv`, is added to it. The kernel sums its gradient on the chip,
+    which saves a pass over the gradient of `qkv`. `bias` is f32. Keys and values after the first
+    `valid_tokens` are padding and get no weight.
     """
     return _attend(valid_tokens or qkv.shape[1], qkv, qkv_bias, bias)
 
 
 def fits(tokens: int, num_heads: int, head_dim: int, itemsize: int, *, has_bias: bool) -> bool:
-    """Returns whether the kernel's blocks fit into the VMEM of every TPU since v4.
-
-    Args:
-        tokens: N.
-        num_heads: H on a device.
-        head_dim: K.
-        itemsize: bytes of an element of queries, keys and values.
-        has_bias: whether a position bias is added to the logits.
-    """
+    """Whether the blocks of a device's heads fit into the VMEM of every TPU since v4."""
     split = _split(1, tokens, tokens, num_heads, head_dim, itemsize, has_bias=has_bias)
     return split is not None and tokens <= MAX_TOKENS
 
@@ -110,7 +99,6 @@ class _Split:
 
     @property
     def groups(self) -> int:
-        """Groups of heads."""
         return self.heads // self.heads_at_once
 
     @property
@@ -227,12 +215,9 @@ def _for_each_head(
 ) -> None:
     """Computes all heads of all images of a step, and writes the results.
 
-    Args:
-        split: how the work is split.
-        inputs: references to qkv [and its bias], or to q, k and v.
-        compute: (image, head of its group, q, k, v[, d]) -> results, each f32[N, K].
-        write: (index of the result, image, columns, result) -> None.
-        d_out: reference to the gradient of the output, if `compute` takes it.
+    `inputs` refers to qkv [and its bias], or to q, k and v. `compute` maps (image, head of its
+    group, q, k, v[, d]) to results, each f32[N, K]; `write` takes (index of the result, image,
+    columns, result). `d_out` refers to the gradient of the output, if `compute` takes it.
     """
 
     def columns_of(group: Any, part: int, head: int | None = None) -> Any:

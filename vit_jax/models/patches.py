@@ -12,13 +12,9 @@ from vit_jax.models.activation_sharding import constrain
 
 
 class PatchShape:
-    """Base of the sizes of model families that cut images into patches.
+    """Base of the sizes of model families that cut images into patches."""
 
-    Attributes:
-        patch_size: height and width of a patch in pixels.
-    """
-
-    patch_size: int
+    patch_size: int  # In pixels.
 
     @property
     def stride(self) -> int:
@@ -35,17 +31,9 @@ class PatchEmbedding(nnx.Module):
     """Cuts an image or a feature map of C channels into patches and projects each of them linearly.
 
     The kernel [P, P, C, D] has the shape of a convolution's kernel, but is applied as one matmul.
-    If it is stored for another patch size, it is resized first.
+    If it is stored for another patch size, `stored_size`, it is resized first.
 
     Source: arXiv:2010.11929, equation 1; stored kernels: arXiv:2212.08013, section 3.4.
-
-    Args:
-        patch_size: P, height and width of a patch.
-        channels: C.
-        width: D.
-        stored_size: height and width of the kernel parameter; None: P.
-        dtype: type of the matmul.
-        rngs: source of the initial values.
     """
 
     def __init__(
@@ -95,10 +83,6 @@ def kernel_resize_matrix(old: int, new: int) -> Float[np.ndarray, "n o"]:
     the old kernel w applied to the original patches: exactly if `new` is larger, in the
     least-squares sense if it is smaller. M is the pseudo-inverse of R^T, where R resizes one axis.
 
-    Args:
-        old: height and width of the kernel.
-        new: height and width of the result.
-
     Source: arXiv:2212.08013 (FlexiViT), section 3.4.
 
     >>> kernel_resize_matrix(1, 2)  # An upscaled pixel fills both places, so each has half.
@@ -112,12 +96,7 @@ def kernel_resize_matrix(old: int, new: int) -> Float[np.ndarray, "n o"]:
 
 
 def cut_patches(images: Float[Array, "B H W C"], size: int) -> Float[Array, "B N F"]:
-    """Returns the patches in raster order, each with its pixels in raster order.
-
-    Args:
-        images: height and width are multiples of `size`.
-        size: P, height and width of a patch; F is P * P * C.
-    """
+    """Returns patches in raster order, as their pixels; image sides are multiples of `size`."""
     batch, height, width, channels = images.shape
     patches = images.reshape(batch, height // size, size, width // size, size, channels)
     return patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)

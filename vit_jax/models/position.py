@@ -15,23 +15,14 @@ _init = nnx.initializers.normal(stddev=0.02)
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """Kind and sizes of a table of position embeddings that is added to the tokens.
+    """Kind and sizes of a table of position embeddings that is added to the tokens."""
 
-    Attributes:
-        kind: "learned_1d", "learned_2d", "sincos_2d" or "sincos_2d_mae".
-        grid: rows and columns of patches.
-        width: D.
-        class_token: whether the model has a class token.
-        num_registers: number of registers, which have no position.
-        stored_grid: rows and columns of the parameter, which is resized to `grid`; None: `grid`.
-    """
-
-    kind: str
-    grid: tuple[int, int]
-    width: int
+    kind: str  # "learned_1d", "learned_2d", "sincos_2d" or "sincos_2d_mae".
+    grid: tuple[int, int]  # Rows and columns of patches.
+    width: int  # D.
     class_token: bool
-    num_registers: int
-    stored_grid: tuple[int, int] | None = None
+    num_registers: int  # They have no position.
+    stored_grid: tuple[int, int] | None = None  # Of the parameter; None: `grid`.
 
 
 def build_table(table: TableSpec, *, rngs: nnx.Rngs) -> "PositionTable":
@@ -129,33 +120,21 @@ class Sincos2d(PositionTable):
         return make(self.spec.grid, self.spec.width)
 
 
-def sincos_2d(
-    grid: tuple[int, int], width: int, temperature: float = 10_000.0
-) -> Float[np.ndarray, "1 N D"]:
+def sincos_2d(grid: tuple[int, int], width: int) -> Float[np.ndarray, "1 N D"]:
     """Returns the fixed table [sin x, cos x, sin y, cos y], D/4 frequencies each.
 
-    Frequency i is temperature^(-i / (D/4 - 1)), so that the last is 1 / temperature.
-
-    Args:
-        grid: rows and columns of patches.
-        width: D, a multiple of 4.
-        temperature: ratio of the highest to the lowest frequency.
+    Frequency i is 10000^(-i / (D/4 - 1)), so that the last is 1 / 10000.
 
     Source: arXiv:2205.01580, as in its code, big_vision.
     """
-    return _sincos(grid, temperature ** -np.linspace(0, 1, width // 4))
+    return _sincos(grid, 10_000.0 ** -np.linspace(0, 1, width // 4))
 
 
 def sincos_2d_mae(grid: tuple[int, int], width: int) -> Float[np.ndarray, "1 N D"]:
     """Returns the table of `sincos_2d` with the frequencies 10000^(-i / (D/4)).
 
-    At width 768 its entries differ from those of `sincos_2d` by up to 0.025.
-
-    Args:
-        grid: rows and columns of patches.
-        width: D, a multiple of 4.
-
-    Source: the code of MAE (arXiv:2111.06377) and of MoCo v3 (arXiv:2104.02057).
+    At width 768 its entries differ from those of `sincos_2d` by up to 0.025. Source: the code of
+    MAE (arXiv:2111.06377) and of MoCo v3 (arXiv:2104.02057).
     """
     return _sincos(grid, 10_000.0 ** -np.linspace(0, 1, width // 4, endpoint=False))
 
@@ -163,7 +142,6 @@ def sincos_2d_mae(grid: tuple[int, int], width: int) -> Float[np.ndarray, "1 N D
 def _sincos(
     grid: tuple[int, int], frequency: Float[np.ndarray, " F"]
 ) -> Float[np.ndarray, "1 N D"]:
-    """Returns the table [sin x, cos x, sin y, cos y] of these frequencies."""
     y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1).astype(np.float64)
     angle_x, angle_y = np.outer(x, frequency), np.outer(y, frequency)
     parts = [np.sin(angle_x), np.cos(angle_x), np.sin(angle_y), np.cos(angle_y)]
@@ -171,29 +149,21 @@ def _sincos(
 
 
 def rope_2d(
-    grid: tuple[int, int], head_dim: int, num_prefix: int, base: float = 100.0
+    grid: tuple[int, int], head_dim: int, num_prefix: int
 ) -> tuple[Float[np.ndarray, "N H"], Float[np.ndarray, "N H"]]:
-    """Returns the cosines and sines that rotate queries and keys, for every token.
+    """Returns the cosines and sines, f32, that rotate queries and keys, for every token.
 
     Patch centres lie in [-1, 1] along each axis. A quarter of a head's features is rotated by the
     row and a quarter by the column; feature k is paired with feature k + K/2. The `num_prefix`
-    tokens before the patches (class token, registers) are not rotated.
-
-    Args:
-        grid: rows and columns of patches.
-        head_dim: features of a head, a multiple of 4.
-        num_prefix: tokens before the patches.
-        base: ratio of the longest to the shortest period.
-
-    Returns:
-        cos and sin, f32[num_prefix + patches, head_dim].
+    tokens before the patches (class token, registers) are not rotated. Period i is
+    100^(i / (K/4)), so the head dimension K is a multiple of 4.
 
     Source: axial RoPE of arXiv:2403.13298, with the coordinates and periods of DINOv3
     (arXiv:2508.10104).
     """
     centres = [(np.arange(n) + 0.5) / n * 2 - 1 for n in grid]
     y, x = np.meshgrid(*centres, indexing="ij")
-    periods = base ** np.linspace(0, 1, head_dim // 4, endpoint=False)
+    periods = 100.0 ** np.linspace(0, 1, head_dim // 4, endpoint=False)
     angles = [np.outer(axis.ravel(), 2 * np.pi / periods) for axis in (y, x)]
     angle = np.tile(np.concatenate(angles, axis=1), 2)
     angle = np.concatenate([np.zeros((num_prefix, head_dim)), angle])
@@ -203,12 +173,7 @@ def rope_2d(
 def rotate(
     x: Float[Array, "B N H K"], rope: tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
 ) -> Float[Array, "B N H K"]:
-    """Rotates each feature pair (k, k + K/2) of queries or keys by its token's angle.
-
-    Args:
-        x: queries or keys.
-        rope: cosines and sines, of all images or [B, N, K] of each.
-    """
+    """Rotates each feature pair (k, k + K/2) of queries or keys by its token's angle."""
     cos, sin = (jnp.asarray(a).reshape(-1, x.shape[1], 1, x.shape[3]) for a in rope)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     swapped = jnp.concatenate([-second, first], axis=-1)

@@ -45,9 +45,6 @@ def list_models(pattern: str = "*") -> list[str]:
 def family_of(name: str) -> Family:
     """Returns the family of a model name.
 
-    Raises:
-        ModelError: unknown name. The error suggests the most similar listed one.
-
     >>> family_of("R50+ViT-B/16").name
     'ViT'
     """
@@ -69,19 +66,12 @@ def default_image_size(name: str) -> int:
 
 
 def is_small(name: str) -> bool:
-    """Returns whether a listed model is for 32-pixel images."""
+    """Whether a listed model is for 32-pixel images."""
     return any(name in family.small for family in FAMILIES)
 
 
 def options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
-    """Returns the section class that checks a model section, chosen by its `name`.
-
-    Args:
-        mapping: the section.
-
-    Raises:
-        ModelError: unknown name.
-    """
+    """Returns the section class that checks a model section, chosen by its `name`."""
     name = mapping.get("name")
     if not isinstance(name, str):
         return ModelConfig  # Raises the error for a missing or wrong name.
@@ -89,15 +79,7 @@ def options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
 
 
 def model_options(name: str, **options: Any) -> ModelConfig:
-    """Returns the checked model section of a config.
-
-    Args:
-        name: e.g. "ViT-B/16", see `list_models`; or "auto".
-        **options: of the model's family.
-
-    Raises:
-        ModelError: unknown name.
-        ConfigError: an option that the family does not have, or a wrong value.
+    """Returns the checked model section of a config; the name may be "auto".
 
     >>> model_options("ViT-B/16", pooling="gap").pooling
     'gap'
@@ -107,11 +89,7 @@ def model_options(name: str, **options: Any) -> ModelConfig:
 
 
 def model_shape(options: ModelConfig) -> Any:
-    """Returns the sizes of the named model, e.g. a `ViTShape`, with the overrides of the options.
-
-    Raises:
-        ModelError: unknown name.
-    """
+    """Returns the sizes of the named model, e.g. a `ViTShape`, with the options' overrides."""
     return family_of(options.name).shape(options)
 
 
@@ -126,17 +104,9 @@ def build_model(
 ) -> Any:
     """Builds the model of a config section; may be traced.
 
-    Args:
-        options: the model section of a config.
-        num_classes: C; 0 for features instead of logits.
-        image_size: side, or (height, width), in pixels.
-        key: random key of the initial values.
-        platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
-        **flags: flags that a task sets, e.g. mask_token=True.
-
-    Raises:
-        ModelError: unknown name, sizes that do not fit together, or a flag that the family does not
-            support.
+    With 0 classes it returns features instead of logits. `platform` is the "cpu", "gpu" or "tpu"
+    that it will run on; None: the default backend. A task sets flags, e.g. mask_token=True, which
+    the family must support.
     """
     family = family_of(options.name)
     for flag, wanted in list(flags.items()):
@@ -230,12 +200,8 @@ def layer_indices(params: Any) -> dict[str, np.ndarray]:
     pass, and the last layer is everything after them: final norm, pooling and head. The towers of a
     pair are numbered on their own; what is in neither has the last number of both.
 
-    Args:
-        params: parameters of a model of any family, or their shapes.
-
-    Returns:
-        Parameter name -> layer index. For a parameter of a scanned stack, this is an array
-        [depth, 1, ...] that broadcasts against the parameter.
+    For a parameter of a scanned stack, the index is an array [depth, 1, ...] that broadcasts
+    against the parameter. `params` may have shapes instead of values.
     """
     leaves = named_leaves(params)
     found: dict[str, np.ndarray] = {}

@@ -71,7 +71,7 @@ class ResNetShape:
             convolutions and four times as many in its output.
         small: whether the root is for 32-pixel images (3x3 at stride 1, instead of 7x7 at stride 2
             with pooling).
-        groups: number of groups of the group normalisation.
+        groups: of the group normalisation.
     """
 
     units: tuple[int, ...]
@@ -113,10 +113,10 @@ class ConvStyle:
 
     Attributes:
         standardize: weight standardisation (arXiv:1903.10520) with its own epsilon.
-        norm_epsilon: epsilon of the group normalisation.
+        norm_epsilon: of the group normalisation.
         same_padding: pad as TensorFlow's SAME does, which is not symmetric at stride 2; else by
             half the kernel's size on each side.
-        groups: number of groups of the group normalisation.
+        groups: of the group normalisation.
         dtype: type that convolutions run in.
     """
 
@@ -166,12 +166,7 @@ class StandardizedConv(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-    """Normalises to zero mean and unit variance over the positions and channels of a group.
-
-    Computed in float32.
-
-    Source: arXiv:1803.08494.
-    """
+    """Normalises over the positions and channels of a group, in float32. See `group_norm`."""
 
     def __init__(self, channels: int, style: ConvStyle, *, zero_scale: bool = False):
         self.scale = nnx.Param(jnp.zeros(channels) if zero_scale else jnp.ones(channels))
@@ -269,13 +264,8 @@ class Stage(nnx.Module):
 class Trunk(nnx.Module):
     """Root and stages of a ResNet: image -> feature maps.
 
-    Args:
-        shape: sizes.
-        version: 1 inside hybrids, 2 for BiT.
-        dtype: type that convolutions run in.
-        remat: what a unit keeps for its backward pass, see `stacking.LayerLoop`; "auto": "none".
-        scan: False unrolls the loop over the identical units of a stage; "auto": True.
-        rngs: source of the initial values.
+    Version 1 is that inside hybrids, 2 is BiT. `remat` and `scan` are as in `stacking.LayerLoop`;
+    "auto" means "none" and True.
 
     Source: arXiv:2010.11929, section 3.1 (hybrids); arXiv:1912.11370 (BiT).
     """
@@ -323,9 +313,7 @@ class Trunk(nnx.Module):
     ) -> dict[str, Float[Array, "B _ _ _"]]:
         """Returns the feature maps by name: "root", "stage1", ..., in this order.
 
-        Args:
-            images: in [-1, 1].
-            maps: compute no stage after the last of these; None: all stages.
+        With `maps`, computes no stage after the last of these.
         """
         last = self.stages if maps is None else max(map(self.names.index, maps))
         x = self.conv_root(images)
@@ -342,16 +330,9 @@ class Trunk(nnx.Module):
 
 
 class ResNet(ImageModel):
-    """BiT ResNet: trunk -> group normalisation, ReLU, pooling -> head.
+    """BiT ResNet: trunk -> group normalisation, ReLU, pooling -> head. Source: arXiv:1912.11370.
 
-    Args:
-        shape: sizes.
-        options: the model section of a config.
-        num_classes: C; 0 for features instead of logits.
-        image_size: (height, width) in pixels; with mean pooling, other sizes work as well.
-        rngs: source of the initial values.
-
-    Source: arXiv:1912.11370.
+    With mean pooling, images of other sizes than `image_size` work as well.
     """
 
     parts = ("trunk", "norm", "head")
@@ -381,7 +362,6 @@ class ResNet(ImageModel):
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Valid names for `return_intermediates`."""
         return (*self.trunk.names, "encoded", "pre_logits")
 
     @property
@@ -410,17 +390,10 @@ class ResNet(ImageModel):
         key: jax.Array | None = None,
         return_intermediates: tuple[str, ...] = (),
     ) -> Float[Array, "B C"] | tuple[Float[Array, "B C"], dict[str, jax.Array]]:
-        """Returns the logits, float32.
+        """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
-        Args:
-            images: floating point [B, H, W, 3] in [-1, 1].
-            key: not used, because a ResNet has no dropout.
-            return_intermediates: names from `intermediates`. If given, the result is a pair of the
-                logits and a dict: "root", "stage1", ... are feature maps [B, H, W, C], "encoded" is
-                the last of them normalised, "pre_logits" [B, F].
-
-        Raises:
-            ModelError: images that are not floating point [B, H, W, 3], or an unknown intermediate.
+        "root", "stage1", ... are feature maps [B, H, W, C], "encoded" is the last of them
+        normalised, "pre_logits" is [B, F]. The key is not used, because a ResNet has no dropout.
         """
         del key
         images = jnp.asarray(images)

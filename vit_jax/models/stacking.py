@@ -28,10 +28,9 @@ Remat = Literal["none", "dots", "full"]
 class LayerLoop:
     """How a stack is executed. It changes speed and memory, but not the result.
 
-    Attributes:
-        scan: False unrolls the loop over the layers.
-        remat: what a layer keeps for its backward pass: "none": everything; "dots": the results of
-            matmuls and convolutions with parameters; "full": only its input.
+    Without `scan`, the loop over the layers is unrolled. For its backward pass a layer keeps, with
+    `remat` "none": everything; "dots": the results of matmuls and convolutions with parameters;
+    "full": only its input.
     """
 
     scan: bool
@@ -40,19 +39,12 @@ class LayerLoop:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """The sizes of a model's stack, from which `train/step_choice.py` chooses a `LayerLoop`.
-
-    Attributes:
-        depth: number of layers.
-        width: D, features of a token.
-        tokens: N.
-        layer_values: number of values of one image that a layer keeps for its backward pass.
-    """
+    """The sizes of a model's stack, from which `train/step_choice.py` chooses a `LayerLoop`."""
 
     depth: int
-    width: int
-    tokens: int
-    layer_values: int
+    width: int  # D, features of a token.
+    tokens: int  # N.
+    layer_values: int  # Values of one image that a layer keeps for its backward pass.
 
 
 # None: outside a training step whose loop was chosen.
@@ -125,12 +117,12 @@ def scan_stack(
     remat: Remat | Literal["auto"] = "auto",
     scan: bool | Literal["auto"] = "auto",
 ) -> tuple[jax.Array, Any]:
-    """Applies the layers of a stack one after the other.
+    """Applies the layers of a stack one after the other, each of which keeps the shape of x.
 
     Args:
         blocks: from `build_stack`.
         body: (layer, x, its slice of `per_layer`) -> (new x, values to collect).
-        x: input of the first layer; every layer keeps its shape.
+        x: input of the first layer.
         depth: number of layers.
         span: (first, end): apply only the layers first to end - 1, counted from 0.
         per_layer: tree of more arrays with a leading axis over the layers.
@@ -162,12 +154,8 @@ def keys_and_drop_rates(
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Returns a random key and a rate of stochastic depth for every layer, for `scan_stack`.
 
-    Args:
-        key: random key; None: no randomness, and both results are None.
-        depth: number of layers.
-        stochastic_depth: rate of the last layer, growing linearly from 0 at the first; 0: the rates
-            are None.
-        constant: whether all layers have this rate instead.
+    The rate grows linearly from 0 to `stochastic_depth` at the last layer, or is `constant`.
+    Without a key both are None, and with a rate of 0 the rates are None.
     """
     if key is None:
         return None, None

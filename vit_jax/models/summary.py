@@ -19,40 +19,25 @@ _PRIME_BATCH = 1_000_003
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
-    """Memory per image that the forward pass of a training step keeps for the backward pass.
+    """Memory per image that the forward pass of a training step keeps for the backward pass."""
 
-    Attributes:
-        total_bytes: everything that grows with the batch, except the images.
-        attention_bytes: the attention weights among them, heads x tokens x tokens per block.
-    """
-
-    total_bytes: int
-    attention_bytes: int
+    total_bytes: int  # Everything that grows with the batch, except the images.
+    attention_bytes: int  # The attention weights among them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Size and cost of a model at one image size.
+    """Size and cost of a model at one image size."""
 
-    Attributes:
-        sizes: rows of (label, value, note).
-        image_size: side in pixels.
-        tokens: class token and registers included; None: a model without tokens.
-        parts: parameters of each top-level module, in the order of the forward pass.
-        macs: multiply-accumulates of one image's forward pass.
-        activations: memory that a training step keeps, per image.
-    """
-
-    sizes: list[tuple[str, str, str]]
-    image_size: int
-    tokens: int | None
-    parts: dict[str, int]
-    macs: int
+    sizes: list[tuple[str, str, str]]  # (label, value, note).
+    image_size: int  # Side in pixels.
+    tokens: int | None  # Class token and registers included; None: a model without tokens.
+    parts: dict[str, int]  # Parameters of each top-level module, in the order of the forward pass.
+    macs: int  # Multiply-accumulates of one image's forward pass.
     activations: Activations
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model."""
         return sum(self.parts.values())
 
     @property
@@ -76,14 +61,6 @@ def summarize(options: ModelConfig, *, num_classes: int, image_size: int) -> Sum
     """Computes the size and cost of a model.
 
     Attention is computed as on a CPU, unless the options name a kernel.
-
-    Args:
-        options: the model section of a config.
-        num_classes: C; 0 for a model without a head.
-        image_size: side in pixels.
-
-    Raises:
-        ModelError: unknown name, or sizes that do not fit together.
     """
     sizes = {"num_classes": num_classes, "image_size": (image_size, image_size)}
     family = family_of(options.name)
@@ -103,11 +80,7 @@ def summarize(options: ModelConfig, *, num_classes: int, image_size: int) -> Sum
 
 
 def parameters_by_part(model: ImageModel) -> dict[str, int]:
-    """Returns the number of parameters of each top-level module, in the order of the forward pass.
-
-    Args:
-        model: with values, or abstract from `nnx.eval_shape`.
-    """
+    """Returns the parameters of each top-level module, in the order of the forward pass."""
     state = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     counts = {
         name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(part))
@@ -121,11 +94,7 @@ def measure_activations(model: ImageModel, image_size: int) -> Activations:
 
     These are the values that the forward pass of a training step keeps for the backward pass, so
     the effects of remat, dropout, dtype and attention kernel all show. XLA may need less, because
-    it recomputes cheap values, or more at its peak.
-
-    Args:
-        model: with values, or abstract from `nnx.eval_shape`.
-        image_size: side in pixels.
+    it recomputes cheap values, or more at its peak. The model may be abstract.
     """
     graphdef, state = nnx.split(model)
     inputs = model.example_inputs(_PRIME_BATCH)

@@ -107,11 +107,7 @@ class TextShape:
 
 
 def text_shape(options: TextConfig) -> TextShape:
-    """Returns the sizes of a text tower.
-
-    Raises:
-        ModelError: a width that is not a multiple of the heads.
-    """
+    """Returns the sizes of a text tower."""
     named = zip(("width", "depth", "mlp_dim", "num_heads"), TEXT_SIZES[options.name], strict=True)
     shape = TextShape(**{name: getattr(options, name) or size for name, size in named})
     if shape.width % shape.num_heads:
@@ -124,13 +120,7 @@ def text_shape(options: TextConfig) -> TextShape:
 
 
 def check_vocabulary(options: TextConfig, vocabulary_size: int, tokenizer: str) -> None:
-    """Raises ModelError unless a tokenizer has as many tokens as the tower has embeddings.
-
-    Args:
-        options: of the text tower.
-        vocabulary_size: number of tokens of the tokenizer.
-        tokenizer: its file, for the message.
-    """
+    """Raises ModelError unless a tokenizer has as many tokens as the tower has embeddings."""
     if vocabulary_size != options.vocabulary_size:
         raise ModelError(
             f"{tokenizer} with {vocabulary_size:,} tokens for a text tower with"
@@ -144,16 +134,8 @@ def check_vocabulary(options: TextConfig, vocabulary_size: int, tokenizer: str) 
 class TextTower(nnx.Module):
     """Text encoder with the blocks of the ViT.
 
-    Args:
-        options: of the text tower.
-        embedding_size: E, width of the projection; None: no projection, E is the width.
-        projection_bias: whether the projection has a bias.
-        pair: section that the tower takes `dtype`, `remat` and `scan` from.
-        platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
-        rngs: source of the initial values.
-
-    Raises:
-        ModelError: sizes that do not fit together.
+    Without `embedding_size` there is no projection, and E is the width. `dtype`, `remat` and `scan`
+    are those of `pair`. `platform` is the one that it will run on; None: the default backend.
 
     Source: arXiv:2103.00020, section 2.4 (CLIP); arXiv:2303.15343, section 4 (SigLIP);
     arXiv:2111.07991, section 4 (LiT); arXiv:1810.04805, section 3 (BERT).
@@ -227,11 +209,7 @@ class TextTower(nnx.Module):
     def __call__(self, tokens: Array | np.ndarray) -> Float[Array, "B E"]:
         """Returns one vector per text, f32, not normalised.
 
-        Args:
-            tokens: whole numbers [B, N], N at most `context_length`.
-
-        Raises:
-            ModelError: too many tokens, or an array that does not hold tokens.
+        Tokens are whole numbers [B, N], N at most `context_length`.
         """
         tokens = jnp.asarray(tokens)
         check_tokens(tokens, self.options)

@@ -71,11 +71,9 @@ class TwoTowersConfig(ModelConfig):
 
     @property
     def draws_random_numbers(self) -> bool:
-        """Whether a training step of the model draws random numbers for each example."""
         return self.image.draws_random_numbers
 
     def on_any_platform(self) -> "TwoTowersConfig":
-        """Returns the options without kernels that only run on some platforms."""
         return self.replace(image=self.image.on_any_platform())
 
 
@@ -102,24 +100,17 @@ def _tower(given: Any, defaults: Mapping[str, Any], shared: Mapping[str, Any], k
 
 @dataclasses.dataclass(frozen=True)
 class TwoTowersShape:
-    """The sizes of both towers.
+    """The sizes of both towers."""
 
-    Attributes:
-        image: the shape of the image tower, of its family's class.
-        text: the shape of the text tower.
-    """
-
-    image: Any
+    image: Any  # Of its family's class.
     text: TextShape
 
     @property
     def stride(self) -> int:
-        """Pixels between neighbouring patches."""
         return self.image.stride
 
     @property
     def image_multiple(self) -> int:
-        """Image sides must be divisible by this."""
         return self.image.image_multiple
 
 
@@ -161,9 +152,6 @@ def named_options(name: str) -> dict[str, Any] | None:
 
     A name is a method and an image model, e.g. "CLIP-ViT-B/16" or "SigLIP-BiT-R50x1", or that of a
     published LiT model.
-
-    Args:
-        name: the name.
     """
     if name in _LIT:
         image, text, width = _LIT[name]
@@ -211,21 +199,12 @@ def towers_shape(options: TwoTowersConfig) -> TwoTowersShape:
 class TwoTowers(ImageModel):
     """An image tower and a text tower whose embeddings are compared by their cosine similarity.
 
-    Args:
-        image: any image model without classes: it returns features f32[B, F].
-        text: the text tower.
-        embedding_size: width of a linear layer after the image tower; None: no such layer.
-        projection_bias: whether this layer has a bias.
-        temperature_init: initial factor of the similarities.
-        bias_init: initial bias of the similarities; None: no bias.
-        rngs: source of the initial values.
+    The image tower must return features f32[B, F], no classes. `embedding_size` is the width of a
+    linear layer after it, if there is one; the embeddings of both towers must have one width.
 
     Attributes:
         log_temperature: logarithm of the factor of the similarities, f32[].
-        bias: bias of the similarities, f32[]; None: no bias.
-
-    Raises:
-        ModelError: an image model with classes, or embeddings of different widths.
+        bias: of the similarities, f32[]; None: no bias.
     """
 
     parts = ("image", "image_projection", "text", "log_temperature", "bias")
@@ -278,7 +257,6 @@ class TwoTowers(ImageModel):
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Valid names for `return_intermediates`: none."""
         return ()
 
     def example_inputs(self, batch: int) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -294,13 +272,9 @@ class TwoTowers(ImageModel):
     ) -> tuple[Float[Array, "B E"], Float[Array, "C E"]]:
         """Returns the embeddings of the images and of the texts, f32, of length 1.
 
-        Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the image tower's size.
-            tokens: whole numbers [C, N], N at most the text tower's context length.
-            key: turns dropout and stochastic depth of the image tower on.
-
-        Raises:
-            ModelError: images of another size, or too many tokens.
+        Images are floating point [B, H, W, 3] in [-1, 1], of the image tower's size. Tokens are
+        whole numbers [C, N], N at most the text tower's context length. A key turns dropout and
+        stochastic depth of the image tower on.
         """
         return self.encode_image(images, key=key), self.encode_text(tokens)
 

@@ -59,18 +59,8 @@ INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 class ViT(ImageModel):
     """Vision Transformer: patches -> tokens -> encoder -> pooling -> head.
 
-    Args:
-        shape: sizes.
-        options: the model section of a config.
-        num_classes: C; 0 for features instead of logits.
-        image_size: (height, width) in pixels.
-        platform: "cpu", "gpu" or "tpu" that it will run on; None: the default backend.
-        mask_token: whether the model has a learned embedding `mask_token`, f32[1, 1, D]. A task can
-            substitute it for patch embeddings with `edit_patches`.
-        rngs: source of the initial values.
-
-    Raises:
-        ModelError: sizes that do not fit together (image and patch, width and heads, ...).
+    `mask_token` adds a learned embedding f32[1, 1, D], which a task can substitute for patch
+    embeddings with `edit_patches`.
 
     Source: arXiv:2010.11929.
     """
@@ -160,12 +150,10 @@ class ViT(ImageModel):
 
     @property
     def table_grid(self) -> tuple[int, int]:
-        """Rows and columns of the parameters with one vector per position."""
         return self._table_grid
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Valid names for `return_intermediates`."""
         return INTERMEDIATES if self.register_head is None else (*INTERMEDIATES, "head_logits")
 
     def __call__(
@@ -179,7 +167,12 @@ class ViT(ImageModel):
         return_intermediates: tuple[str, ...] = (),
         reduce: Mapping[str, Callable[[jax.Array], jax.Array]] | None = None,
     ) -> Float[Array, "B *N C"] | tuple[Float[Array, "B *N C"], dict[str, jax.Array]]:
-        """Returns the logits, float32.
+        """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
+
+        "embedded" and "encoded" are tokens [B, N, D], "pre_logits" [B, F], and with a leading axis
+        over the blocks "attention_weights" [L, B, H, N, N], "max_attention_logit" [L, B, H],
+        "attention_output", "mlp_output" and "block_output" [L, B, N, D]. A model with a register
+        head also has "head_logits" [2, B, C]: those of the head, then those of the register head.
 
         Args:
             images: floating point [B, H, W, 3] in [-1, 1], of the model's image size; or `Patches`,
@@ -190,20 +183,11 @@ class ViT(ImageModel):
             visible: patches to compute, in raster order numbers; the others are dropped before the
                 patch embedding, so that nothing is computed for them. None: all patches. Positions
                 must be those of the stem or `rope_2d`.
-            per_patch: apply the head to each patch instead of the pooled features: logits
-                [B, N, C].
-            return_intermediates: names from `intermediates`. If given, the result is a pair of the
-                logits and a dict: "embedded" and "encoded" tokens [B, N, D], "pre_logits" [B, F],
-                and with a leading axis over the blocks "attention_weights" [L, B, H, N, N],
-                "max_attention_logit" [L, B, H], "attention_output", "mlp_output" and
-                "block_output" [L, B, N, D]. A model with a register head also has "head_logits"
-                [2, B, C]: those of the head, then those of the register head.
+            per_patch: apply the head to each patch instead of the pooled features: [B, N, C].
+            return_intermediates: names from `intermediates`.
             reduce: name of a block's intermediate -> function of its value without the axis L. It
                 is applied inside the loop over the blocks, so that the attention weights of all
                 blocks, for example, are never in memory at once.
-
-        Raises:
-            ModelError: images of another size, or an unknown intermediate.
         """
         if isinstance(images, Patches):
             self._check_patches(images)
@@ -288,15 +272,7 @@ class ViT(ImageModel):
         valid_tokens: ValidTokens = None,
         **options: Any,
     ) -> tuple[Array, dict[str, Array]]:
-        """Applies the encoder, or a part of it, to padded tokens.
-
-        Args:
-            x: tokens and padding.
-            tokens: number of tokens without padding.
-            visible: see `__call__`.
-            valid_tokens: of each image; None: all that are not padding.
-            **options: of `Encoder`.
-        """
+        """Applies the encoder, or a part of it, to `tokens` tokens and the padding after them."""
         padding = x.shape[1] - tokens
         return self.encoder(
             x,
@@ -338,14 +314,7 @@ class ViT(ImageModel):
         key: jax.Array | None = None,
         edit_patches: EditPatches | None = None,
     ) -> Float[Array, "B M D"]:
-        """Returns the input tokens of the encoder.
-
-        Args:
-            x: embedded patches.
-            table: positions of class token, registers and patches, of all images or of each.
-            key: turns dropout on.
-            edit_patches: see `__call__`.
-        """
+        """Returns the input tokens of the encoder. The table is of all images or of each."""
         if edit_patches is not None:
             x = constrain(edit_patches(x), "batch")
         prefix = [p for p in (self.class_token, self.registers) if p is not None]

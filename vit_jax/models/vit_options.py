@@ -103,34 +103,22 @@ class ViTConfig(ModelConfig):
     """Program of the attention. auto: the fastest for the device and the sizes."""
 
     def on_any_platform(self) -> "ViTConfig":
-        """Returns the options without kernels that only run on some platforms."""
         return self.replace(attention_implementation="auto")
 
 
 @dataclasses.dataclass(frozen=True)
 class ViTShape(PatchShape):
-    """The sizes that a name like "ViT-B/16" stands for.
+    """The sizes that a name like "ViT-B/16" stands for."""
 
-    Attributes:
-        width: D, features of a token.
-        depth: number of encoder blocks.
-        mlp_dim: hidden features of a block's MLP.
-        num_heads: attention heads.
-        patch_size: height and width of a patch, in pixels or, in a hybrid, in positions of the
-            stem's feature map.
-        stem: sizes of a hybrid's ResNet; None: patches are cut from the image.
-    """
-
-    width: int
+    width: int  # D, features of a token.
     depth: int
-    mlp_dim: int
+    mlp_dim: int  # Hidden features of a block's MLP.
     num_heads: int
-    patch_size: int
-    stem: ResNetShape | None = None
+    patch_size: int  # In pixels or, in a hybrid, in positions of the stem's feature map.
+    stem: ResNetShape | None = None  # Of a hybrid; None: patches are cut from the image.
 
     @property
     def stride(self) -> int:
-        """Pixels between neighbouring patches."""
         return super().stride * (1 if self.stem is None else self.stem.stride)
 
 
@@ -216,7 +204,7 @@ LISTED_VITS = _listed()
 
 
 def has_class_token(options: ViTConfig) -> bool:
-    """Returns whether the model has a class token."""
+    """Whether the model has a class token."""
     return options.pooling == "token" if options.class_token is None else options.class_token
 
 
@@ -237,10 +225,7 @@ def position_table(options: ViTConfig, grid: tuple[int, int], width: int) -> Tab
 
 
 def mlp_hidden(shape: ViTShape, options: ViTConfig) -> int:
-    """Returns the number of hidden features of a block's MLP.
-
-    For SwiGLU it is two thirds of the shape's MLP dim, unless the options set `mlp_dim`.
-    """
+    """Returns a block's hidden features: for SwiGLU two thirds, unless `mlp_dim` is set."""
     if options.mlp == "swiglu" and options.mlp_dim is None:
         return swiglu_hidden(shape.mlp_dim)
     return shape.mlp_dim

@@ -12,16 +12,9 @@ JPEG_QUALITY = 95
 def fit_image(encoded: bytes, short_side: int | None) -> tuple[bytes, str]:
     """Checks that an image can be decoded and returns its encoded bytes and format.
 
-    The bytes are unchanged unless the short side is longer than `short_side`. Such an image is
-    rotated by its EXIF orientation, resized (bicubic, antialiased) and encoded again without
+    The bytes are unchanged unless the short side is longer than `short_side` pixels. Such an image
+    is rotated by its EXIF orientation, resized (bicubic, antialiased) and encoded again without
     metadata: JPEG and WebP as JPEG of quality 95, others as PNG.
-
-    Args:
-        encoded: JPEG, PNG or another format that Pillow reads.
-        short_side: in pixels; None: keep the size.
-
-    Raises:
-        DataError: not an image, or a truncated or damaged one.
     """
     pixels = decode(encoded)
     kind = str(Image.open(io.BytesIO(encoded)).format)

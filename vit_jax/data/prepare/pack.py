@@ -36,40 +36,23 @@ _ROWS_AHEAD = 64
 
 @dataclasses.dataclass(frozen=True)
 class PackOptions:
-    """Options of `pack`.
+    """Options of `pack`."""
 
-    Attributes:
-        name: name of the dataset, `data.name`.
-        short_side: largest short side in pixels; larger images are shrunk to it. None: bytes are
-            copied unchanged.
-        val_fraction: fraction of every class of "train" that moves to "validation".
-        shard_mb: megabytes of images per shard, before shrinking.
-        on_bad_example: what to do with an unreadable image.
-        threads: number of threads that read, decode and encode; None: one per core.
-    """
-
-    name: str
-    short_side: int | None = None
-    val_fraction: float = 0.0
-    shard_mb: float = 256.0
+    name: str  # Of the dataset, `data.name`.
+    short_side: int | None = None  # Pixels; larger images are shrunk to it. None: unchanged bytes.
+    val_fraction: float = 0.0  # Of every class of "train", moved to "validation".
+    shard_mb: float = 256.0  # Megabytes of images per shard, before shrinking.
     on_bad_example: Literal["error", "skip"] = "error"
-    threads: int | None = None
+    threads: int | None = None  # None: one per core.
 
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A finished dataset.
+    """A finished dataset."""
 
-    Attributes:
-        path: its folder, NAME/1.0.0.
-        splits: split -> number of examples.
-        skipped: names of unreadable images.
-        was_complete: whether the dataset was complete already.
-    """
-
-    path: Path
-    splits: dict[str, int]
-    skipped: list[str]
+    path: Path  # NAME/1.0.0.
+    splits: dict[str, int]  # Split -> number of examples.
+    skipped: list[str]  # Names of unreadable images.
     was_complete: bool
 
 
@@ -78,14 +61,6 @@ def pack(listing: Listing, data_dir: Path, options: PackOptions) -> Packed:
 
     Decodes every image once to check that it is readable. The examples have the same order as in
     `FolderSource`. Only a few images are in memory at a time.
-
-    Args:
-        listing: images.
-        data_dir: folder of TFDS datasets, on a disk or in a bucket.
-        options: how to pack them.
-
-    Raises:
-        DataError: the name is invalid, an image is unreadable, or the folder holds another dataset.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", options.name) or options.name in BUNDLED:
         raise DataError(
@@ -267,7 +242,7 @@ def _of_split(shards: Iterable[Shard], split: str) -> list[Shard]:
 
 
 def _metadata_matches(path: Path, class_names: tuple[str, ...]) -> bool:
-    """Returns whether the metadata files exist and list these classes."""
+    """Whether the metadata files exist and list these classes."""
     import tensorflow_datasets as tfds
 
     if not (path / "dataset_info.json").exists():

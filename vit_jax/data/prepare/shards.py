@@ -23,23 +23,14 @@ JOURNAL = "prepare.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A finished shard.
-
-    Attributes:
-        name: name of the file.
-        examples: number of records.
-        num_bytes: total size of the records.
-        sha256: checksum of the file.
-        file_bytes: size of the file.
-        facts: other information that the caller wants to keep.
-    """
+    """A finished shard."""
 
     name: str
-    examples: int
-    num_bytes: int
-    sha256: str
-    file_bytes: int
-    facts: dict[str, Any]
+    examples: int  # Number of records.
+    num_bytes: int  # Of the records.
+    sha256: str  # Of the file.
+    file_bytes: int  # Of the file.
+    facts: dict[str, Any]  # Other information that the caller wants to keep.
 
 
 class ShardFolder:
@@ -49,12 +40,8 @@ class ShardFolder:
     later process with the same plan resumes after the last line. The same records give the same
     bytes. For a bucket, a shard is written to a temporary local file, which is then uploaded.
 
-    Args:
-        path: folder on a disk or in a bucket; created if missing.
-        plan: JSON-like; determines the content of all shards.
-
-    Raises:
-        DataError: another process is writing there, or the folder was started with another plan.
+    The plan is JSON-like and determines the content of all shards. Only one process can write a
+    folder, and only with the plan that it was started with.
     """
 
     def __init__(self, path: Path, plan: dict[str, Any]):

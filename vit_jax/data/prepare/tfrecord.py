@@ -27,30 +27,19 @@ _FOOTER = struct.Struct("<I")
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """A dataset that is stored as ArrayRecord.
-
-    Attributes:
-        path: its folder.
-        examples: number of examples in all splits.
-        was_complete: whether the dataset was ArrayRecord already.
-    """
+    """A dataset that is stored as ArrayRecord."""
 
     path: Path
-    examples: int
-    was_complete: bool
+    examples: int  # In all splits.
+    was_complete: bool  # It was ArrayRecord already.
 
 
 def convert(builder: Any, destination: Path | None) -> Converted:
     """Writes the shards of a TFRecord dataset as ArrayRecord. Resumes an interrupted run.
 
-    Args:
-        builder: TFDS builder of the dataset.
-        destination: folder of datasets for a separate copy; None: write the new files next to the
-            old ones. Then dataset_info.json names both formats and TensorFlow still reads the old
-            one.
-
-    Raises:
-        DataError: the dataset is not TFRecord, files are damaged, or google-crc32c is missing.
+    The destination is a folder of datasets for a separate copy. If it is None, the new files are
+    next to the old ones. Then dataset_info.json names both formats, and TensorFlow still reads the
+    old one.
     """
     from tensorflow_datasets.core import FileFormat
 
@@ -109,15 +98,7 @@ def _on_disk(path: Path) -> Iterator[Path]:
 
 
 def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[bytes]:
-    """Yields the records of a file.
-
-    Args:
-        path: path of the file.
-        checksum: CRC-32C of bytes.
-
-    Raises:
-        DataError: the file is missing, truncated or damaged.
-    """
+    """Yields the records of a file, after their CRC-32C was checked."""
     try:
         with path.open("rb") as file:
             while header := file.read(_HEADER.size):
@@ -140,11 +121,7 @@ def read_tfrecords(path: Path, checksum: Callable[[bytes], int]) -> Iterator[byt
 
 
 def crc32c() -> Callable[[bytes], int]:
-    """Returns the checksum function of TFRecord files.
-
-    Raises:
-        DataError: the package google-crc32c is not installed.
-    """
+    """Returns the checksum function of TFRecord files."""
     try:
         import google_crc32c  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -45,24 +45,14 @@ class Shard(NamedTuple):
 
 
 class _Index(NamedTuple):
-    """Where the records of a file are.
+    """Where the C chunks of records of a file are."""
 
-    Attributes:
-        offsets: i64[C + 1], start of each chunk of records, and of the footer.
-        first: i64[C + 1], number of the first record of each chunk, and the number of records.
-    """
-
-    offsets: np.ndarray
-    first: np.ndarray
+    offsets: np.ndarray  # i64[C + 1], start of each chunk, and of the footer.
+    first: np.ndarray  # i64[C + 1], number of each chunk's first record, and of all records.
 
 
 class BucketRecords:
-    """The records of some ArrayRecord files, in the interface that TFDS expects of a reader.
-
-    Args:
-        shards: files in order.
-        cache: through which the files are read.
-    """
+    """The records of some ArrayRecord files, in the interface that TFDS expects of a reader."""
 
     def __init__(self, shards: Sequence[Shard], cache: BlockCache):
         self._shards, self._cache = list(shards), cache
@@ -79,12 +69,7 @@ class BucketRecords:
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[int]) -> list[bytes]:
-        """Returns several records.
-
-        Raises:
-            DataError: a file is damaged.
-            OSError: a file cannot be read.
-        """
+        """Returns several records. Raises OSError if a file cannot be read."""
         places = [self._place(int(key)) for key in keys]
         chunks = self._cache.read([part for part, _ in places])
         return [
@@ -93,7 +78,6 @@ class BucketRecords:
         ]
 
     def read_ahead(self, keys: Sequence[int]) -> None:
-        """Starts to read records."""
         shards = {self._shard_of(int(key)) for key in keys}
         missing = [shard for shard in shards if shard not in self._indexes]
         if len(missing) > 1:
@@ -144,15 +128,7 @@ def _read_index(file: StoredObject, cache: BlockCache) -> _Index:
 
 
 def _decode_chunk(content: bytes, part: Part) -> list[bytes]:
-    """Returns the records of a chunk.
-
-    Args:
-        content: bytes of the file from the start of the chunk.
-        part: where they are in the file.
-
-    Raises:
-        DataError: they are not a chunk of records, or are not compressed by zstd.
-    """
+    """Returns the records of a chunk; `content` is the file from the chunk's start, at `part`."""
     content = _without_block_headers(content, part.start)
     if len(content) <= _CHUNK_HEADER.size:
         raise _no_chunk(part)

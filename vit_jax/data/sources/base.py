@@ -17,35 +17,22 @@ LABEL_ONLY = ("label",)
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One example as stored.
+    """One example as stored."""
 
-    Attributes:
-        image: encoded bytes (PNG, JPEG, ...).
-        label: class index; -1 if the label was not requested.
-        id: identifies the example within its source in error messages.
-        features: other features that the task requested, by their names in the dataset. Images are
-            still encoded.
-    """
-
-    image: bytes
-    label: int
-    id: str
+    image: bytes  # Encoded (PNG, JPEG, ...).
+    label: int  # -1 if it was not requested.
+    id: str  # Within its source, for error messages.
+    # Others that the task requested, by their names in the dataset. Images are still encoded.
     features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @runtime_checkable
 class Source(Protocol):
-    """A dataset split with fast random access, safe to read from many threads.
+    """A dataset split with fast random access, safe to read from many threads."""
 
-    Attributes:
-        name: name for messages.
-        class_names: names of the classes, in label order.
-        fingerprint: hash that changes when the examples do.
-    """
-
-    name: str
-    class_names: tuple[str, ...]
-    fingerprint: str
+    name: str  # For messages.
+    class_names: tuple[str, ...]  # In label order.
+    fingerprint: str  # Changes when the examples do.
 
     def __len__(self) -> int: ...
 
@@ -67,13 +54,9 @@ class LabelledSource(Source, Protocol):
 
 @runtime_checkable
 class QuickLabels(LabelledSource, Protocol):
-    """A source that may list its labels at once.
+    """A source that may list its labels at once."""
 
-    Attributes:
-        quick_labels: whether `labels` takes less than about a second.
-    """
-
-    quick_labels: bool
+    quick_labels: bool  # Whether `labels` takes less than about a second.
 
 
 def has_quick_labels(source: Source) -> bool:
@@ -83,24 +66,16 @@ def has_quick_labels(source: Source) -> bool:
 
 @runtime_checkable
 class SplitSource(Source, Protocol):
-    """A source that consists of parts of a dataset's splits.
-
-    Attributes:
-        spans: the parts, in order.
-    """
+    """A source that consists of parts of a dataset's splits."""
 
     spans: list[Span]
 
 
 @runtime_checkable
 class RemoteSource(Source, Protocol):
-    """A source that may be in a bucket.
+    """A source that may be in a bucket."""
 
-    Attributes:
-        remote: whether it is; then callers should announce what they will read.
-    """
-
-    remote: bool
+    remote: bool  # If so, callers should announce what they will read.
 
     def read_ahead(self, indices: Sequence[int]) -> None:
         """Starts to read examples in the background."""
@@ -139,17 +114,7 @@ def hash_of(*parts: Any) -> str:
 
 
 def pick_feature(wanted: str | None, default: str, available: Sequence[str], dataset: str) -> str:
-    """Returns the name of the image or label feature to read.
-
-    Args:
-        wanted: `data.image_key` or `data.label_key`; None: `default`, or the only such feature.
-        default: "image" or "label".
-        available: names of the features of that kind.
-        dataset: name for the error message.
-
-    Raises:
-        DataError: there is no such feature, or there are several to choose from.
-    """
+    """Returns the image or label feature to read: `wanted`, `default`, or the only such feature."""
     chosen = wanted or default
     if chosen in available:
         return chosen
@@ -175,13 +140,7 @@ def without_label(features: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_features(features: Sequence[str], available: Sequence[str], dataset: str) -> None:
-    """Raises DataError if the dataset lacks a feature that the task reads.
-
-    Args:
-        features: names in the dataset, without "label".
-        available: all feature names of the dataset.
-        dataset: name for the error message.
-    """
+    """Raises DataError if the dataset lacks a feature, other than "label", that the task reads."""
     missing = [name for name in features if name not in available]
     if missing:
         raise DataError(

@@ -63,32 +63,19 @@ class _Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CaptionedListing:
-    """Images with captions.
-
-    Attributes:
-        images: the images.
-        captions: for each of them its captions, or their place in a tar file.
-        feature: column or key of the captions.
-    """
+    """Images with captions."""
 
     images: Listing
-    captions: list[list[str] | _Place]
-    feature: str
+    captions: list[list[str] | _Place]  # Those of each image, or their place in a tar file.
+    feature: str  # Column or key of the captions.
 
 
 def list_captioned(
     path: Path, features: Sequence[str], cache: BlockCache | None = None
 ) -> CaptionedListing:
-    """Lists images with captions.
+    """Lists images with captions in one of the layouts at the top of this file, also in a bucket.
 
-    Args:
-        path: file or folder, see the top of this file; also in a bucket.
-        features: one name: the column or key of the captions.
-        cache: for data in a bucket; None: a cache of the default size in the default folder.
-
-    Raises:
-        DataError: there is no such data, an image or a caption is missing, or a caption in a list
-            is empty or not UTF-8.
+    `features` must be one name: the column or key of the captions.
     """
     if len(features) != 1 or features[0] == "label":
         raise DataError(
@@ -119,17 +106,7 @@ def list_captioned(
 
 
 class CaptionedSource(FolderSource):
-    """A split of images with captions. An example has them in its feature, as a list of texts.
-
-    Args:
-        listing: the images with captions.
-        split: TFDS split string over the splits that are there, e.g. "train[:90%]".
-        name: `data.name`.
-        empty_files: as for `FolderSource`.
-
-    Raises:
-        DataError: no such split, or an empty file.
-    """
+    """A split of images with captions. An example has them in its feature, as a list of texts."""
 
     def __init__(
         self, listing: CaptionedListing, split: str, name: str, empty_files: str = "error"

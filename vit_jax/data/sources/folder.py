@@ -12,18 +12,10 @@ from vit_jax.errors import DataError
 
 
 class FolderSource:
-    """A split of a `Listing` of image files.
+    """A split of a `Listing` of image files. `features` may have only the label.
 
-    Args:
-        listing: the image files.
-        split: TFDS split string over the listing's splits, e.g. "train[:90%]".
-        name: `data.name`.
-        empty_files: "error": files of zero bytes and broken links raise DataError; "keep": the
-            loader skips them.
-        features: features to read with the image; only the label is available.
-
-    Raises:
-        DataError: no such split or feature, or an empty file.
+    With `empty_files` "error", files of zero bytes and broken links raise DataError; with "keep",
+    the loader skips them.
     """
 
     def __init__(
@@ -62,16 +54,13 @@ class FolderSource:
         return Example(listing.read(row), int(listing.labels[row]), listing.names[row])
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples."""
         self.read_ahead(indices)
         return [self[i] for i in indices]
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        """Starts to read examples in the background if they are in a bucket."""
         self._listing.read_ahead(int(self._rows[i]) for i in indices)
 
     def labels(self) -> np.ndarray:
-        """Returns the label of every example."""
         return self._listing.labels[self._rows]
 
 

@@ -26,15 +26,11 @@ class HuggingFaceSource:
         name: "OWNER/NAME", or "OWNER/NAME:CONFIG".
         split: TFDS split string over the dataset's splits, e.g. "train[:98%]".
         data_dir: folder written by `save_to_disk`; None: the dataset is loaded by name.
-        image_key: column with the image; None: "image", or the only image column.
-        label_key: column with the class; None: "label", or the only column of type ClassLabel. The
-            classes of a column of integers or texts are its values in all splits, sorted. Negative
-            numbers are missing labels.
+        image_key: by default "image", or the only image column.
+        label_key: by default "label", or the only column of type ClassLabel. The classes of a
+            column of integers or texts are its values in all splits, sorted. Negative numbers are
+            missing labels.
         features: columns to read with the image: "label", and names of other columns.
-
-    Raises:
-        DataError: the package, dataset or split is missing, or it lacks an image, class or other
-            column.
     """
 
     def __init__(
@@ -97,11 +93,6 @@ class HuggingFaceSource:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples; faster than one by one.
-
-        Raises:
-            DataError: an image file that the dataset only points to is missing.
-        """
         found = self._rows[list(indices)]
         encoded = {
             name: [

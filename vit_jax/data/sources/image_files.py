@@ -23,11 +23,7 @@ _BLOCKS_AHEAD = 8
 
 
 class LocalFiles:
-    """Files on a disk.
-
-    Args:
-        root: folder.
-    """
+    """Files on a disk."""
 
     remote = False
 
@@ -42,38 +38,24 @@ class LocalFiles:
         return folders, sorted(e.name for e in entries if _size(e) != UNREADABLE)
 
     def is_folder(self, place: str) -> bool:
-        """Whether a place is a folder."""
         return (self._root / place).is_dir()
 
     def walk(self, folder: str) -> Iterator[tuple[str, int]]:
-        """Yields (path relative to the folder, size) of all files below a folder.
-
-        The size is UNREADABLE for pipes, devices, and links that lead nowhere or to a folder that
-        contains them.
-        """
+        """Yields (path relative to the folder, size or UNREADABLE) of all files below a folder."""
         return _walk(self._root / folder, "")
 
     def size(self, name: str) -> int:
-        """Returns the size of a file in bytes.
-
-        Raises:
-            OSError: it is missing, or not a regular file.
-        """
+        """Returns the size in bytes. Raises OSError if the file is missing or not a regular one."""
         status = (self._root / name).stat()
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(self._root / name))
         return status.st_size
 
     def open(self, name: str) -> io.BufferedReader:
-        """Opens a file for reading."""
         return (self._root / name).open("rb")
 
     def read(self, name: str, start: int | None, size: int) -> bytes:
-        """Returns part of a file; if `start` is None, all of it.
-
-        Raises:
-            DataError: the file is missing or cannot be read.
-        """
+        """Returns part of a file; if `start` is None, all of it."""
         try:
             if start is None:
                 return (self._root / name).read_bytes()
@@ -93,14 +75,8 @@ class LocalFiles:
 class BucketFiles:
     """Objects below an address, as they were when this was created.
 
-    Args:
-        root: address.
-        cache: through which they are read; None: a cache of the default size.
-        names: paths of the objects, relative to the root, if they are known; else all are listed
-            that are not hidden.
-
-    Raises:
-        OSError: the objects cannot be listed.
+    With `names`, relative to the root, only these are looked up; else all are listed that are not
+    hidden. Raises OSError if the objects cannot be listed.
     """
 
     remote = True
@@ -146,16 +122,13 @@ class BucketFiles:
                     inside[0].add(parts[depth])
 
     def children(self, folder: str) -> tuple[list[str], list[str]]:
-        """Returns the names of the folders and of the objects in a folder, sorted."""
         folders, files = self._folders[folder]
         return sorted(folders), sorted(files)
 
     def is_folder(self, place: str) -> bool:
-        """Whether objects are below a place."""
         return place in self._folders
 
     def walk(self, folder: str) -> Iterator[tuple[str, int]]:
-        """Yields (path relative to the folder, size) of all objects below a folder."""
         folders, files = self.children(folder)
         for name in files:
             yield name, self.size(f"{folder}/{name}")
@@ -164,7 +137,6 @@ class BucketFiles:
                 yield f"{name}/{below}", size
 
     def size(self, name: str) -> int:
-        """Returns the size of an object in bytes."""
         if name not in self._objects:
             raise FileNotFoundError(name)
         return self._objects[name].size
@@ -175,19 +147,12 @@ class BucketFiles:
 
     @property
     def cache(self) -> BlockCache:
-        """The cache through which objects are read."""
         return self._cache
 
     def open(self, name: str) -> io.BufferedReader:
-        """Opens an object for reading."""
         return io.BufferedReader(_ObjectFile(self._object(name), self._cache))
 
     def read(self, name: str, start: int | None, size: int) -> bytes:
-        """Returns part of an object; if `start` is None, all of it.
-
-        Raises:
-            DataError: it is missing or cannot be read.
-        """
         try:
             return self._cache.read([self._part(name, start, size)])[0]
         except OSError as error:

@@ -19,19 +19,12 @@ _NO_VEHICLE_M = 1000.0
 
 @dataclasses.dataclass(frozen=True)
 class LabelRule:
-    """A rule that computes a label.
+    """A rule that computes a label from other features."""
 
-    Attributes:
-        class_names: in label order.
-        features: names of the features that it reads.
-        label: features of an example -> class index.
-        image_scale: factor for the stored pixels, because dSprites stores 0 and 1.
-    """
-
-    class_names: tuple[str, ...]
-    features: tuple[str, ...]
-    label: Callable[[Mapping[str, Any]], int]
-    image_scale: int = 1
+    class_names: tuple[str, ...]  # In label order.
+    features: tuple[str, ...]  # Those that it reads.
+    label: Callable[[Mapping[str, Any]], int]  # Features of an example -> label.
+    image_scale: int = 1  # Factor for the stored pixels: dSprites stores 0 and 1.
 
 
 def _interval(value: float, starts: tuple[float, ...]) -> int:

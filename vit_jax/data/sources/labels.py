@@ -27,18 +27,9 @@ def cached_labels(
 ) -> np.ndarray:
     """Returns the labels of examples 0 to count - 1, in the smallest integer type.
 
-    Reading them means reading the whole dataset. The result is cached in
+    Reading them means reading the whole dataset, from several threads. The result is cached in
     `$XDG_CACHE_HOME/vit_jax/labels` (default ~/.cache), one file per dataset, so this happens once
-    per machine.
-
-    Args:
-        key: name of the cache file; must change when the labels change.
-        name: name of the dataset, for the progress bar.
-        count: number of examples.
-        read: indices -> labels; called from several threads.
-
-    Raises:
-        MemoryLimitError: the labels do not fit the memory.
+    per machine. The key names the file, so it must change when the labels change.
     """
     path = cache_dir() / "labels" / f"{key}.npy"
     if count >= _MIN_CACHED and path.is_file():

@@ -60,36 +60,20 @@ _THREADS = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Listing:
-    """A list of image files.
+    """A list of N image files."""
 
-    Attributes:
-        root: folder that names are relative to.
-        names: paths of the images, e.g. "cats/1.jpg"; in a tar file "cats.tar/1.jpg".
-        labels: i32[N], class indices.
-        sizes: i64[N] in bytes; UNREADABLE: not a file.
-        offsets: i64[N], position of the bytes in the tar file; None: images are separate files.
-        class_names: in label order.
-        splits: split -> rows in reading order.
-        num_skipped: number of files that are not images.
-        files: reads them.
-    """
-
-    root: Path
-    names: list[str]
-    labels: np.ndarray
-    sizes: np.ndarray
-    offsets: np.ndarray | None
-    class_names: tuple[str, ...]
-    splits: dict[str, np.ndarray]
-    num_skipped: int
+    root: Path  # Names are relative to it.
+    names: list[str]  # Such as "cats/1.jpg"; in a tar file "cats.tar/1.jpg".
+    labels: np.ndarray  # i32[N].
+    sizes: np.ndarray  # i64[N] in bytes; UNREADABLE: not a file.
+    offsets: np.ndarray | None  # i64[N] in the tar file; None: separate files.
+    class_names: tuple[str, ...]  # In label order.
+    splits: dict[str, np.ndarray]  # Split -> rows in reading order.
+    num_skipped: int  # Files that are not images.
     files: LocalFiles | BucketFiles
 
     def read(self, row: int) -> bytes:
-        """Returns the encoded bytes of an image.
-
-        Raises:
-            DataError: the file is missing or cannot be read.
-        """
+        """Returns the encoded bytes of an image."""
         if self.sizes[row] == UNREADABLE:
             raise DataError(
                 f"{self.root / self.names[row]} is a link that leads nowhere or in a circle, a pipe"
@@ -121,16 +105,7 @@ class Listing:
 
 
 def list_images(path: Path, cache: BlockCache | None = None) -> Listing:
-    """Lists the images of a folder or CSV file.
-
-    Args:
-        path: local path or address in a bucket.
-        cache: for images in a bucket; None: a cache of the default size in the default folder.
-
-    Raises:
-        DataError: the path does not exist or has none of the layouts, a class has no images, a file
-            named in the CSV is missing, or a tar file is damaged.
-    """
+    """Lists the images of a folder or CSV file, also in a bucket."""
     path = user_path(path)
     try:
         if path.is_file():
@@ -154,9 +129,7 @@ def list_images(path: Path, cache: BlockCache | None = None) -> Listing:
 def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Returns an order that spreads every class evenly, by (rank + 1/2) / n and then by key.
 
-    Args:
-        labels: i[N].
-        keys: u64[N]; examples of a class are ranked by key.
+    Examples of a class are ranked by `keys`, u64[N].
     """
     by_class = np.lexsort((keys, labels))
     counts = np.bincount(labels) if len(labels) else np.zeros(0, int)
@@ -234,13 +207,8 @@ def _labelled(
     None: these files do not tell the classes, so each tar file is one. This is so if there are
     .json files only, and not all images have a label or each tar file has its own.
 
-    Args:
-        root: folder of the dataset.
-        images: the images; their group is the tar file.
-        labels: suffix -> path of a file without its suffix -> its label.
-
-    Raises:
-        DataError: an image has no label.
+    The group of an image is its tar file. `labels` maps a suffix to paths without their suffix and
+    their labels.
     """
     suffix = ".cls" if ".cls" in labels else ".json"
     by_file, chosen, alone = labels[suffix], dict[str, ImageEntry](), list[str]()
@@ -267,11 +235,7 @@ def _labelled(
 
 
 def _split_folders(root: Path, files: LocalFiles | BucketFiles) -> list[tuple[str, str]]:
-    """Returns (split, folder with a slash) of each split; ("train", ""): there are no splits.
-
-    Raises:
-        DataError: two folders are the same split.
-    """
+    """Returns (split, folder with a slash) of each split; ("train", ""): there are no splits."""
     folders, tars = list_children(root, files, "")
     named = {folder: _SPLITS.get(folder.lower()) for folder in folders}
     rest = [folder for folder, split in named.items() if split is None]
@@ -326,10 +290,7 @@ def list_children(
 def _images_in(
     root: Path, files: LocalFiles | BucketFiles, split: str, group: str, place: str
 ) -> tuple[list[ImageEntry], int, dict[str, dict[str, str]]]:
-    """Returns the images of a folder or tar file by name, the number of other files, and labels.
-
-    The labels are those of `_labels_in`.
-    """
+    """Returns the images of a folder or tar file, the number of other files, and `_labels_in`."""
     images, others = [], []
     is_folder = files.is_folder(place)
     if is_folder:
@@ -350,11 +311,7 @@ def _images_in(
 def _labels_in(
     root: Path, files: LocalFiles | BucketFiles, place: str, others: Iterable[tuple[str, int, int]]
 ) -> dict[str, dict[str, str]]:
-    """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file.
-
-    Raises:
-        DataError: a .cls file holds no line of text.
-    """
+    """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file."""
     found: dict[str, dict[str, str]] = {}
     for name, size, offset in others:
         stem, dot, suffix = re.sub(r"\.cls\.txt$", ".cls", name).rpartition(".")
@@ -394,7 +351,7 @@ def tar_members(
 ) -> Iterable[tuple[str, int, int]]:
     """Returns (name, size, offset) of the files in a tar file.
 
-    To list a tar file is to read all of it, so the list of one in a bucket is cached.
+    Listing a tar file means reading all of it, so the list of one in a bucket is cached.
     """
     if not isinstance(files, BucketFiles):
         return _read_tar(root / name, files.open(name))
@@ -507,13 +464,7 @@ def make_listing(
 ) -> Listing:
     """Returns the listing of some images, with their order in each split.
 
-    Args:
-        root: folder that names are relative to.
-        files: reads them.
-        found: the images.
-        classes: names of their groups, in label order.
-        num_skipped: number of files that are not images.
-        packed: whether the images are in tar files.
+    `classes` are the names of the images' groups, in label order. `packed` images are in tar files.
     """
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)

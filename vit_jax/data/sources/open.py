@@ -20,15 +20,10 @@ from vit_jax.storage.paths import check_output_folder, local_path, user_path
 
 @dataclasses.dataclass(frozen=True)
 class TrainingData:
-    """The training examples of a run.
-
-    Attributes:
-        source: the examples.
-        manifest: describes the subset of the training split; None: the whole split.
-    """
+    """The training examples of a run."""
 
     source: Source
-    manifest: dict[str, Any] | None
+    manifest: dict[str, Any] | None  # Describes the subset; None: the whole split.
 
 
 def default_features(data: DataConfig) -> Sequence[str]:
@@ -37,20 +32,9 @@ def default_features(data: DataConfig) -> Sequence[str]:
     return LABEL_ONLY if feature is None else (feature.partition("/")[0],)
 
 
-def open_training_data(data: DataConfig, features: Sequence[str] | None = None) -> TrainingData:
-    """Opens the training examples: the training split or its subset.
-
-    Args:
-        data: the data section.
-        features: features that the task reads with the image: "label", and other names; None: see
-            `default_features`.
-
-    Raises:
-        DataError: the dataset, split or a feature is missing, the dataset has no random access, or
-            the subset's hash differs from `data.subset.hash`.
-    """
-    features = default_features(data) if features is None else features
-    source = open_source(data, data.train_split, features)
+def open_training_data(data: DataConfig) -> TrainingData:
+    """Opens the training examples: the training split or its subset."""
+    source = open_source(data, data.train_split)
     if data.subset.rule is None:
         return TrainingData(source, None)
     return TrainingData(*take_subset(source, data.subset))
@@ -61,14 +45,8 @@ def open_source(
 ) -> LabelledSource:
     """Opens a whole split of a config's dataset for evaluation. Ignores the subset.
 
-    Args:
-        data: the data section.
-        split: TFDS split string, or a preset of `data.sources.splits`.
-        features: features that the task reads with the image: "label", and other names; None: see
-            `default_features`.
-
-    Raises:
-        DataError: the dataset, split or a feature is missing, or there is no random access.
+    The split may be a preset of `data.sources.splits`. Reads `default_features` unless others are
+    given.
     """
     features = default_features(data) if features is None else features
     keys = {"image_key": data.image_key, "label_key": data.label_key}
@@ -110,12 +88,7 @@ def open_source(
 
 
 def data_cache(data: DataConfig) -> BlockCache:
-    """Returns the cache for data in buckets.
-
-    Raises:
-        FileError: `data.cache_dir` is in a bucket.
-        RunFolderError: it cannot be made or written.
-    """
+    """Returns the cache for data in buckets."""
     folder = None if data.cache_dir is None else local_path(data.cache_dir, "data.cache_dir")
     if folder is not None:
         check_output_folder(folder)
@@ -131,15 +104,7 @@ def with_subset_hash(config: Config, training: TrainingData) -> Config:
 
 
 def class_count(source: Source, wanted: int | None) -> int:
-    """Returns the number of classes of the head: `wanted`, or the dataset's number of classes.
-
-    Args:
-        source: any split of the dataset.
-        wanted: `data.num_classes`.
-
-    Raises:
-        DataError: `wanted` is smaller than the dataset's number of classes.
-    """
+    """Returns the number of classes of the head: `data.num_classes`, or the dataset's number."""
     if wanted is not None and wanted < len(source.class_names):
         raise DataError(
             f"data.num_classes is {wanted}; {source.name} has {len(source.class_names)} classes",

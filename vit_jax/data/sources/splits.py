@@ -58,15 +58,9 @@ class Span(NamedTuple):
 
 
 def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) -> list[Span]:
-    """Returns the parts of a split string, in order.
+    """Returns the parts of a TFDS split string, in order, where presets are already expanded.
 
-    Args:
-        split: in TFDS syntax, presets expanded.
-        shards: split -> number of examples in each of its files.
-        dataset: full name of the dataset, for error messages.
-
-    Raises:
-        DataError: the split does not exist, the syntax is wrong, or the split is empty.
+    `shards` has the number of examples in each file of a split.
     """
     import tensorflow_datasets as tfds
 
@@ -104,10 +98,7 @@ def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) ->
 def expand_presets(split: str, sizes: Mapping[str, int], name: str) -> str:
     """Returns a split string with presets replaced by TFDS syntax.
 
-    Args:
-        split: parts joined by "+". A split of the dataset takes precedence over a preset.
-        sizes: split -> number of examples.
-        name: name of the dataset, without config and version.
+    A split of the dataset takes precedence over a preset. `name` is without config and version.
 
     >>> expand_presets("val200", {"train": 50_000, "test": 10_000}, "cifar100")
     'train[45000:45200]'

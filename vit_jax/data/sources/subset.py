@@ -34,14 +34,7 @@ from vit_jax.rng import seeded_hash
 
 
 class SubsetSource:
-    """A subset of a source.
-
-    Args:
-        source: all examples.
-        indices: u[N], sorted positions.
-        name: name of the subset.
-        fingerprint: fingerprint of the subset.
-    """
+    """A subset of a source: its examples at some sorted positions."""
 
     def __init__(self, source: LabelledSource, indices: np.ndarray, name: str, fingerprint: str):
         self._source, self._indices = source, indices
@@ -56,15 +49,12 @@ class SubsetSource:
         return self._source[int(self._indices[index])]
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples; faster than one by one."""
         return self._source.read([int(i) for i in self._indices[list(indices)]])
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        """Starts to read examples in the background if they are in a bucket."""
         read_ahead(self._source, [int(i) for i in self._indices[list(indices)]])
 
     def labels(self) -> np.ndarray:
-        """Returns the label of every example."""
         return self._source.labels()[self._indices]
 
 
@@ -72,10 +62,7 @@ def take_subset(source: LabelledSource, subset: SubsetConfig) -> tuple[Source, d
     """Returns the subset that a config describes, and its manifest.
 
     The manifest identifies the examples: dataset, rule, seed, number per class, a hash of the
-    positions, and a hash of all of these.
-
-    Raises:
-        DataError: there are too few examples for the rule, or the hash is not `subset.hash`.
+    positions, and a hash of all of these, which must be `subset.hash` if that is set.
     """
     assert subset.rule is not None
     kind, amount = subset.rule
@@ -155,11 +142,8 @@ def _examples_per_class(source: Source, counts: np.ndarray, kind: str, amount: f
 def apportion(counts: np.ndarray, examples: int) -> np.ndarray:
     """Divides a number of examples among classes: one each, the rest by Sainte-Lague.
 
-    When the total grows, no class loses examples. (With Hamilton's largest remainders one can.)
-
-    Args:
-        counts: i[C], available examples of each class.
-        examples: total, from the number of non-empty classes to sum(counts).
+    When the total grows, no class loses examples. (With Hamilton's largest remainders one can.) The
+    total is between the number of non-empty classes and sum(counts).
 
     >>> apportion(np.array([100, 50, 1, 0]), 15).tolist()
     [9, 5, 1, 0]

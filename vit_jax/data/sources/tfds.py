@@ -48,27 +48,18 @@ _FEW_EXAMPLES = 5000
 class TfdsSource:
     """A split of a TFDS-prepared dataset in a random-access format (ArrayRecord, Parquet).
 
+    The fingerprint is the same in a bucket as on a disk.
+
     Args:
         name: TFDS name with optional config and version, or the name of a bundled dataset, which is
             prepared on first use.
         split: TFDS split string, e.g. "train[:98%]", or a preset of `data.sources.splits`.
-        data_dir: folder of prepared data, also in a bucket; None: TFDS_DATA_DIR or
-            ~/tensorflow_datasets.
-        image_key: feature with the image; None: "image", or the only image feature.
-        label_key: feature with the class; None: "label", or the only class feature.
+        data_dir: also in a bucket; by default `default_data_dir`.
+        image_key: by default "image", or the only image feature.
+        label_key: by default "label", or the only class feature.
         label_rule: name in `label_rules.RULES`; computes the class from other features.
         features: features to read with the image: "label", and other feature names of the dataset.
         cache: for data in a bucket; None: a cache of the default size in the default folder.
-
-    Attributes:
-        name: full name with version and split.
-        class_names: names of the classes, in label order.
-        fingerprint: hash that changes when the examples do; the same in a bucket as on a disk.
-        remote: whether the data is in a bucket.
-
-    Raises:
-        DataError: the dataset or split does not exist, is not prepared, has no random access, or
-            lacks an image, class or other feature.
     """
 
     def __init__(
@@ -122,16 +113,10 @@ class TfdsSource:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples; faster than one by one.
-
-        Raises:
-            DataError: a file of the dataset is missing or damaged.
-        """
         records = self._read_records(self._source, indices)
         return [self._make_example(i, record) for i, record in zip(indices, records, strict=True)]
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        """Starts to read examples in the background if they are in a bucket."""
         if self.remote:
             with _errors_of_buckets():
                 self._source.data_source.read_ahead(indices)
@@ -199,11 +184,7 @@ def default_data_dir() -> Path:
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
-    """Returns the TFDS builder of prepared data, preparing bundled datasets first.
-
-    Raises:
-        DataError: the dataset does not exist or is not prepared.
-    """
+    """Returns the TFDS builder of prepared data, preparing bundled datasets first."""
     import tensorflow_datasets as tfds
 
     folder = user_path(data_dir) if data_dir else default_data_dir()
