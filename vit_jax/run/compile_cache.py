@@ -69,9 +69,6 @@ def use_compile_cache(place: str | None = AUTO, max_mb: int = DEFAULT_MB) -> Non
         place: folder or bucket; "auto": in the user's cache folder; None: no cache. If JAX has a
             cache already, e.g. from $JAX_COMPILATION_CACHE_DIR, that one is used.
         max_mb: limit on the size of all programs there, in MiB.
-
-    Raises:
-        FileError: `place` is no path.
     """
     config: Any = jax.config
     has_one = not config.jax_enable_compilation_cache or config.jax_compilation_cache_dir
@@ -258,15 +255,10 @@ def without_compile_cache() -> Iterator[None]:
 
 @dataclasses.dataclass
 class CacheUse:
-    """What JAX's compilation cache did.
+    """What JAX's compilation cache did."""
 
-    Attributes:
-        hits: programs found there.
-        writes: programs compiled and stored there.
-    """
-
-    hits: int = 0
-    writes: int = 0
+    hits: int = 0  # programs found there
+    writes: int = 0  # programs compiled and stored there
 
     def __str__(self) -> str:
         """Returns the end of a line that says how long compiling took."""
