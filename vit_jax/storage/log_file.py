@@ -50,7 +50,7 @@ def read_log(path: Path, is_valid: Callable[[Any], bool] = bool) -> list[dict[st
 def read_log_end(
     path: Path, num_bytes: int, is_valid: Callable[[Any], bool] = bool
 ) -> list[dict[str, Any]]:
-    """Returns the valid lines among the last bytes of a log file; in a bucket, of its last segment."""
+    """Returns the valid lines among the last bytes of a log file, or of its last segment."""
     for file in _files(path)[-1:]:
         with file.open("rb") as opened:
             opened.seek(max(0, file.stat().st_size - num_bytes))
