@@ -7,10 +7,8 @@ from rich.table import Table
 def plain_table(first: str, *, right: tuple[str, ...], left: str | None = None) -> Table:
     """Returns an empty table.
 
-    Args:
-        first: header of the first column; "" hides all headers.
-        right: headers of the columns of numbers.
-        left: header of a last column of text.
+    The columns on the `right` hold numbers, and a last one on the `left` text. If the header of the
+    first column is "", all headers are hidden.
     """
     table = Table(box=box.SIMPLE_HEAD, show_header=bool(first))
     table.add_column(first, no_wrap=True)
