@@ -5,10 +5,9 @@ from rich.table import Table
 
 
 def plain_table(first: str, *, right: tuple[str, ...], left: str | None = None) -> Table:
-    """Returns an empty table.
+    """Returns an empty table; if the header of the first column is "", all headers are hidden.
 
-    The columns on the `right` hold numbers, and a last one on the `left` text. If the header of the
-    first column is "", all headers are hidden.
+    `right` has the headers of columns of numbers, and `left` that of a last column of text.
     """
     table = Table(box=box.SIMPLE_HEAD, show_header=bool(first))
     table.add_column(first, no_wrap=True)

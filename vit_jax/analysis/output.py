@@ -33,7 +33,7 @@ class Output:
 
 
 def write_output(name: str, output: Output, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Writes FOLDER/NAME.csv, .npz and the figure in some FORMATS; returns the paths, pictures first."""
+    """Writes FOLDER/NAME.csv, .npz and pictures in `formats`; returns the paths, pictures first."""
     paths = [folder / f"{name}.{kind}" for kind in formats]
     with matplotlib.rc_context({"svg.hashsalt": "vit_jax", "svg.fonttype": "none"}):
         for kind, path in zip(formats, paths, strict=True):

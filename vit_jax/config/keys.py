@@ -32,7 +32,10 @@ class ConfigKey:
 
 
 def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[str, ConfigKey]:
-    """Returns name -> key, in the order of the sections; values are those of `config` or defaults."""
+    """Returns name -> key, in the order of the sections.
+
+    Values are those of `config`, or defaults.
+    """
     return {key.name: key for key in _keys(Config, config, model)}
 
 

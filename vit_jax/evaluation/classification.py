@@ -58,10 +58,7 @@ def example_outputs(
 def outputs_of_batch(
     logits: Float[Array, "B C"], batch: Mapping[str, Array], loss: LossFn
 ) -> dict[str, Array]:
-    """Returns the outputs for a batch of labelled images, or of a benchmark (`data.benchmarks`).
-
-    A benchmark also has the arrays "right" and "among", and its own loss, see `benchmark_outputs`.
-    """
+    """Returns the outputs for a batch of labelled images or, with a loss of its own, of a benchmark."""
     if "right" in batch:
         return benchmark_outputs(logits, batch["right"], batch["among"], batch["mask"])
     return example_outputs(logits, batch["label"], batch["mask"], loss)
@@ -75,9 +72,9 @@ def benchmark_outputs(
 ) -> dict[str, Array]:
     """Returns `example_outputs` where several classes may be right, or none.
 
-    An example is correct in top k if one of the k largest logits of the classes `among` which to
-    choose is of a class that is `right`. One without a right class does not count. The loss is
-    minus the logarithm of the probability of all right classes.
+    An example is correct in top k if one of the k largest logits of the classes in `among` is of a
+    class in `right`. One without a right class does not count. The loss is minus the logarithm of
+    the probability of all right classes.
     """
     chosen = jnp.where(among, logits, -jnp.inf)
     right = right & among

@@ -38,8 +38,8 @@ class EvaluatedImages:
 def compiled(model: TwoTowers, mesh: Mesh, make: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Returns a compiled function (parameters, *arrays) and the model's parameters.
 
-    Programs are kept, so that evaluations at intervals compile once. So `make`, which returns the
-    function for a graph definition, must be a function of a module.
+    `make` returns the function for a graph definition. It must be a function of a module: compiled
+    programs are kept by it, so that evaluations at intervals compile once.
     """
     graphdef, params = nnx.split(model)
     return _compiled(graphdef, mesh, make), params
@@ -54,7 +54,10 @@ def _compiled(graphdef: Any, mesh: Mesh, make: Callable[[Any], Any]) -> Any:
 def embed_texts(
     model: TwoTowers, tokenizer: Tokenizer, texts: Sequence[str], mesh: Mesh, batch_size: int
 ) -> Float[np.ndarray, "M E"]:
-    """Returns the embeddings of texts, of length 1, on all hosts, which share each batch."""
+    """Returns the embeddings of texts, of length 1, on all hosts.
+
+    The batch size is over all hosts.
+    """
     step, params = compiled(model, mesh, _text_fn)
     rows = np.asarray(host_rows(mesh, batch_size))
     found = np.empty((len(texts), model.embedding_size), np.float32)

@@ -27,7 +27,10 @@ _CHUNK = 1 << 24
 
 
 class FeatureCache:
-    """A folder of extracted features, by everything that they depend on as JSON; None: no cache."""
+    """A folder of extracted features; None: no cache.
+
+    A key is everything that the features depend on, as JSON values.
+    """
 
     def __init__(self, folder: Path | None):
         self._folder = folder

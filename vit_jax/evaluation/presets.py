@@ -87,8 +87,8 @@ def evaluate_presets(
 ) -> list[Score]:
     """Evaluates weights on the test sets of `preset_rows`; opens all of them first.
 
-    `checkpoint` is an address, for the notes. Unless the run `needs_all`, the row of a dataset that
-    is not there says so; if all are missing, it is an error.
+    With `needs_all`, a missing dataset is an error. Otherwise its row says so, unless all are
+    missing. `checkpoint` is an address, for the notes.
     """
     height, width = loaded.image_size
     if height != width:

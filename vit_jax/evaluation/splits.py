@@ -119,7 +119,7 @@ class SplitEvaluator:
         frozen: tuple[Any, ...] = (),
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float] | None:
-        """Returns "eval/SPLIT/METRIC" -> value; None if `stop`, asked before each batch, ended it."""
+        """Returns "eval/SPLIT/METRIC" -> value; None if `stop`, called before a batch, ended it."""
         metrics = {}
         try:
             for name, source in self._cached.items():

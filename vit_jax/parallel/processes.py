@@ -198,7 +198,7 @@ def is_first_host() -> bool:
 
 
 def gather(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[Any]:
-    """Returns the values of all processes, which are JSON, in the order of their numbers.
+    """Returns the JSON values of all processes, in the order of their numbers.
 
     If a process does not call this in time, the error names it and this point of the program.
     """
@@ -215,7 +215,7 @@ def gather(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[
 
 
 def send_to_first_host(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[Any]:
-    """Returns the values of all processes, which are JSON, on process 0, and the own on the others.
+    """Returns the JSON values of all processes on process 0, and only the own value on the others.
 
     Unlike `gather`, a background thread may call this, at any time. Another call with the same name
     must come after this one ended.
@@ -236,7 +236,7 @@ def send_to_first_host(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT
 
 
 def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
-    """Waits until all processes call this. The error names a process that did not in time."""
+    """Waits until all processes call this; an error names those that do not in time."""
     _check_connected()
     if _run is not None:
         with name_late_processes(timeout_s):

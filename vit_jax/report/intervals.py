@@ -125,10 +125,7 @@ def is_told_apart(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def is_equal_within(margin: float, first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two one-sided tests at 5 % show a difference smaller than the margin.
-
-    That is so if the 90 % interval of the difference lies between -margin and margin.
-    """
+    """Whether two one-sided tests at 5 % show a difference smaller than the margin."""
     low, high = interval(first - second, 0.9)
     return -margin < low and high < margin
 

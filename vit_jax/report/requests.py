@@ -106,7 +106,8 @@ _KINDS: dict[str, type[_Request]] = {
 def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> tuple[R, ...] | None:
     """Reads requests such as "x=COLUMN,y=METRIC,log_x,where.stage=final" from the command line.
 
-    A KEY without a value is true. Without texts, the `option`, named in errors, was not given.
+    A KEY without a value is true. The texts are None if the option is not given. Errors name
+    `option`.
     """
     requests = []
     for text in texts or ():

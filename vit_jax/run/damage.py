@@ -32,10 +32,7 @@ class _Description(pydantic.BaseModel):
 def with_digests(
     about: Mapping[str, Any], arrays: _Digests, **contents: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns a description with the digests of what it describes, and of itself.
-
-    `arrays` has item -> array name -> digest; `contents` the JSON items.
-    """
+    """Returns a description with the digests of what it describes, and of itself."""
     digests = {"arrays": arrays, "json": {item: json_digest(c) for item, c in contents.items()}}
     content = {**about, "digests": digests}
     return content | {"digest": json_digest(content)}

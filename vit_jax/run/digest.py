@@ -47,10 +47,7 @@ def array_digest(array: np.ndarray) -> str:
 
 
 def tree_digests(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns item -> array name -> digest.
-
-    All processes must call this together, and get the same.
-    """
+    """Returns item -> array name -> digest, equal on all processes. All must call this together."""
     sums = _start_sums(trees)
     return sums.digests(gather("compare digests of arrays", sums.of_this_process()))
 
@@ -69,10 +66,7 @@ def start_digests(name: str, trees: Mapping[str, Any]) -> Callable[[], dict[str,
 
 
 def device_sums(arrays: Mapping[Any, jax.Array]) -> dict[Any, jax.Array]:
-    """Returns the sums behind the digests of arrays, u64 scalars, computed on their devices.
-
-    The arrays hold integers, booleans or real floats, and are sharded in any way.
-    """
+    """Returns the u64 sums behind the digests of arrays of integers, booleans or real floats."""
     with jax.enable_x64(True):
         return {at: _device_sum(array) for at, array in arrays.items()}
 

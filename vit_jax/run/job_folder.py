@@ -56,10 +56,7 @@ class Attempt:
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any]) -> "Attempt":
-        """Returns the attempt of a file, whatever other keys another version has written.
-
-        Raises ValueError if a value has a wrong type.
-        """
+        """Returns the attempt of a file, without unknown keys. A wrong type is a ValueError."""
         known = {field.name for field in dataclasses.fields(cls)}
         found = {key: value for key, value in content.items() if key in known}
         return pydantic.TypeAdapter(cls).validate_python(found)

@@ -28,10 +28,7 @@ _EVENTS_INTERVAL_S = 60.0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics.jsonl. Damaged ones are left out with a warning.
-
-    A value that was not finite is NaN; in the file it is null.
-    """
+    """Returns the valid lines of a metrics.jsonl, with NaN for null, which was not finite."""
     return _with_nan(read_log(path, _is_row))
 
 

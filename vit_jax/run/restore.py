@@ -75,8 +75,7 @@ class CheckpointReader:
     def read_arrays(self, abstract: dict[str, Any], step: int) -> dict[str, Any]:
         """Returns item -> tree of arrays.
 
-        A damaged file is a DamagedError, but a CheckpointError with several processes, since the
-        others may still be reading.
+        A damaged file raises DamagedError, or CheckpointError if there are several processes.
         """
         items = {
             name: ocp.args.PyTreeRestore(

@@ -69,7 +69,7 @@ class RunStatus:
 def read_status(folder: Path, *, running: bool | None = None, metric: str = "") -> RunStatus:
     """Reads the status of a run, or of a job of a sweep.
 
-    Whether it is `running` is found out if it is None. `metric` names the score; "": the metric
+    `running` says whether it is running; None: find out. `metric` names the score; "": the metric
     that the run itself chooses by, else an accuracy.
     """
     result = None

@@ -90,7 +90,7 @@ def _non_finite(content: Any, name: str = "") -> str | None:
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:
-    """Raises FileError for a large file, or for a device or pipe, which may never end."""
+    """Raises FileError unless it is a file, and not too large: a device or pipe may never end."""
     if isinstance(path, BucketPath):
         size = path.stat().st_size
     else:

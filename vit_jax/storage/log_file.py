@@ -59,10 +59,7 @@ def read_log_end(
 
 
 def segments(path: Path) -> list[Path]:
-    """Returns the segments of a log file, in ascending order.
-
-    A folder on a local disk has them if it was copied from a bucket.
-    """
+    """Returns the segments of a log file, ascending. On a disk they were copied from a bucket."""
     return sorted(path.parent.glob(f"{path.stem}-[0-9][0-9][0-9][0-9][0-9][0-9]{path.suffix}"))
 
 

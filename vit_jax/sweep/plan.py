@@ -103,10 +103,7 @@ class Plan:
             )
 
     def apply_choice(self, selection: Selection, choice: dict[str, Any]) -> None:
-        """Sets the final runs of a selection to the settings of the selected candidate.
-
-        `choice` is in the format of job.json.
-        """
+        """Gives the final runs of a selection the settings of a choice in job.json's format."""
         for name, job in selection.final_jobs(choice["chosen"]).items():
             planned = self._plan_job(name, job, selection)
             self.jobs[name] = dataclasses.replace(planned, choice=choice)

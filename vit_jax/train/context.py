@@ -53,7 +53,7 @@ class RunContext:
     early_stopping: EarlyStopping
     evaluators: Evaluators
     stop_requested: Callable[[], bool]  # all processes must call it at the same points
-    on_exit: Callable[[Callable[[], None]], Any]  # its argument is called also after an error
+    on_exit: Callable[[Callable[[], None]], Any]  # registers what to call, also after an error
     begin_s: float  # start of the run, shifted by the breaks between its sessions
     account: TimeAccount
 

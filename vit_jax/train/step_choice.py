@@ -144,7 +144,10 @@ def read_table(path: Path = TABLE) -> tuple[Row, ...]:
 def choose_step(
     config: Config, task: Task, mesh: Mesh, state: Sequence[Any], total_steps: int
 ) -> StepChoice:
-    """Chooses for a run; `state` is the abstract state, then the frozen arrays, with shardings."""
+    """Chooses how the steps of a run are executed.
+
+    `state` has the abstract state, and then the frozen arrays, with shardings.
+    """
     options = config.model
     wanted = Wanted(options.scan, options.remat, config.accumulation_steps)
     stack = family_of(options.name).stack
@@ -173,7 +176,7 @@ def _in_training(stack: Stack, activations: float) -> Stack:
 def choose(
     device: Device, work: StepWork, wanted: Wanted, table: Sequence[Row] | None = None
 ) -> StepChoice:
-    """Chooses from the rows of `table`; None: the committed table."""
+    """Chooses how a step is executed, from the rows of `table`; None: the committed table."""
     if wanted.scan != AUTO and wanted.remat != AUTO and wanted.microbatches != AUTO:
         return StepChoice(
             LayerLoop(wanted.scan, wanted.remat), wanted.microbatches, "as configured"

@@ -136,9 +136,10 @@ class Networks:
     def teacher(
         self, params: Any, images: Float[Array, "M H W 3"], places: Int[Array, "M P"] | None
     ) -> tuple[Float[Array, "M K"], Float[Array, "M P K"] | None, Float[Array, "M D"]]:
-        """Returns the logits of global crops, of the patches at `places`, and the pooled features.
+        """Returns the logits of global crops, of some of their patches, and the pooled features.
 
-        The crops have no masks. Without `places`, the patches are all, if there is an iBOT term.
+        The crops have no masks. Logits are computed for the patches at `places`; None: for all.
+        Without an iBOT term there are no logits of patches.
         """
         model = nnx.merge(self.graphdef, params)
         features, found = model(images, return_intermediates=("encoded",))
@@ -283,7 +284,7 @@ def masked_places(
 def teacher_places(
     section: DinoConfig, places: Int[Array, "M P"] | None
 ) -> Int[Array, "M P"] | None:
-    """Returns what the teacher's head computes; None: all patches (as arXiv:2111.07832's code)."""
+    """Returns the patches that the teacher's head computes; None: all (arXiv:2111.07832's code)."""
     return None if section.centring == "mean" else places
 
 

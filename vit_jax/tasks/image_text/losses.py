@@ -149,9 +149,9 @@ def _block_loss(
     bias: Float[Array, ""],
     has_pairs: Bool[Array, ""],
 ) -> tuple[Float[Array, ""], Float[Array, "b b"]]:
-    """Returns the sum of the losses of a block, and its logits.
+    """Returns the summed losses of a block, and its logits.
 
-    `has_pairs` says whether the texts are those of the images.
+    `has_pairs`: image i and text i are a pair.
     """
     logits = temperature * (images @ texts.T) + bias
     is_pair = jnp.eye(len(images), dtype=bool) & has_pairs

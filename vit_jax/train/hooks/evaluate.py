@@ -93,8 +93,8 @@ class EvaluateHook:
     def final_metrics(self, step: int, state: TrainState) -> dict[str, Any]:
         """Returns the final metrics of the run, and waits until its last checkpoint is complete.
 
-        With early stopping, the best step is evaluated, otherwise the last. The state is already
-        saved or being saved, so Stopped can be raised.
+        With early stopping, the best step is evaluated, otherwise the last. The state after the
+        last step is already saved or being saved. Raises Stopped if the run was asked to stop.
         """
         context, metrics = self._context, dict[str, Any]()
         best, params = self._result_params(step, state)
