@@ -42,8 +42,8 @@ def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[
 def find_keys(keys: Mapping[str, ConfigKey], word: str) -> list[ConfigKey]:
     """Returns the keys that a word finds.
 
-    It is a key, a section, another word for a key ("lr"), or part of a key or of its meaning; "":
-    all.
+    The word is a key, a section, another word for a key ("lr"), or part of a key or of its meaning;
+    "": all keys.
     """
     found = [key for name, key in keys.items() if not word or f"{name}.".startswith(f"{word}.")]
     meant = key_of_word(word)

@@ -105,7 +105,7 @@ def check_task(config: Any) -> None:
 
 
 def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
-    """Raises ConfigError if one of the dotted `keys` of a root config has not its default.
+    """Raises ConfigError unless the options with these dotted keys keep their defaults.
 
     `reason` is the end of the error's sentence "'KEY' is VALUE with ...".
     """

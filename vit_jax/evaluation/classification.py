@@ -58,7 +58,7 @@ def example_outputs(
 def outputs_of_batch(
     logits: Float[Array, "B C"], batch: Mapping[str, Array], loss: LossFn
 ) -> dict[str, Array]:
-    """Returns the outputs for a batch of labelled images or, with a loss of its own, of a benchmark."""
+    """Returns the outputs for a batch of labelled images, or of a benchmark with its own loss."""
     if "right" in batch:
         return benchmark_outputs(logits, batch["right"], batch["among"], batch["mask"])
     return example_outputs(logits, batch["label"], batch["mask"], loss)

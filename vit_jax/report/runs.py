@@ -35,7 +35,7 @@ class Runs(NamedTuple):
     left_out: tuple[Path, ...] = ()  # of runs whose files have content of a wrong type
 
     def shown_path(self, path: str | Path) -> str:
-        """Returns a path below the folder above all runs: reports do not show where it was stored."""
+        """Returns a path below the folder above all runs: reports do not show where they lay."""
         above, path = self.above, user_path(str(path))
         inside = above is not None and path.is_relative_to(above)
         return path.relative_to(above).as_posix() if above and inside else str(path)

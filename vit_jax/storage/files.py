@@ -151,8 +151,7 @@ def read_json(
 ) -> T:
     """Reads a JSON file and checks the type of its top level.
 
-    If the file is missing, unreadable, not JSON, or its top level has another type, the class
-    `error` is raised, which tells the user the `fix`.
+    A file that is missing, unreadable, not JSON or of another type raises `error`, with the `fix`.
     """
     expected = {dict: "a JSON object", list: "a JSON array"}[kind]
     try:

@@ -149,10 +149,7 @@ def _block_loss(
     bias: Float[Array, ""],
     has_pairs: Bool[Array, ""],
 ) -> tuple[Float[Array, ""], Float[Array, "b b"]]:
-    """Returns the summed losses of a block, and its logits.
-
-    `has_pairs`: image i and text i are a pair.
-    """
+    """Returns the summed losses and the logits of a block, whose diagonal may be pairs."""
     logits = temperature * (images @ texts.T) + bias
     is_pair = jnp.eye(len(images), dtype=bool) & has_pairs
     return -jax.nn.log_sigmoid(jnp.where(is_pair, logits, -logits)).sum(), logits
