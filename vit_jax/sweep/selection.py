@@ -92,6 +92,7 @@ class Selection:
 
     @property
     def final_names(self) -> list[str]:
+        """Names of the final runs."""
         return [f"final/{self.name}/seed{seed}" for seed in self.seeds]
 
     def final_jobs(self, candidate: str) -> dict[str, Job]:
