@@ -102,9 +102,8 @@ class _StderrHandler(logging.StreamHandler):
 def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
     """Runs a command and returns the exit code.
 
-    Args:
-        argv: the arguments; None: those of this process.
-        began_s: start of the command in unix seconds; None: now.
+    `argv` are by default those of this process. `began_s` is the start of the command in unix
+    seconds.
     """
     began_s = time.time() if began_s is None else began_s
     argv = sys.argv[1:] if argv is None else argv

@@ -23,9 +23,6 @@ def watch_pipes(command: str) -> None:
 
     What is printed after the reader has gone is dropped. If the reader of standard output goes,
     commands that are not in KEEP_RUNNING end with a `PipeClosed`.
-
-    Args:
-        command: name of the command.
     """
     sys.stdout = _replaced(sys.stdout, ends=command not in KEEP_RUNNING)
     sys.stderr = _replaced(sys.stderr, ends=False)

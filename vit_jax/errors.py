@@ -125,15 +125,10 @@ class WeightsError(UserError):
 
 
 class DivergenceError(UserError):
-    """A training run whose loss or gradient is no longer finite.
+    """A training run whose loss or gradient is no longer finite."""
 
-    Attributes:
-        step: first step with a value that is not finite.
-        skip_batches: batches to skip when training continues from the last checkpoint.
-    """
-
-    step = 0
-    skip_batches = 0
+    step = 0  # first step with a value that is not finite
+    skip_batches = 0  # when training continues from the last checkpoint
 
 
 class NonFiniteError(UserError):

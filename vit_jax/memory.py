@@ -49,12 +49,8 @@ def check_fits(
 ) -> None:
     """Raises MemoryLimitError if something needs more memory than there is.
 
-    Args:
-        needed: a lower bound in bytes.
-        what: what needs it, e.g. "a batch of images".
-        fix: how to need less.
-        limit: bytes that there are; None: those of this machine.
-        place: what has them.
+    `needed` is a lower bound in bytes. `what` needs it, e.g. "a batch of images", and `place` has
+    the `limit`.
     """
     limit = machine_bytes() if limit is None else limit
     if needed > limit:

@@ -17,13 +17,7 @@ def name_id(name: str) -> int:
 
 
 def stream(seed: int, name: str, step: int | jax.Array = 0) -> jax.Array:
-    """Returns the JAX key of a stream at a step; `step` may be traced.
-
-    Args:
-        seed: seed of the run.
-        name: "init", "dropout", "mixing", "flip", ...
-        step: training step.
-    """
+    """Returns the JAX key of a stream ("init", "dropout", ...) at a step, which may be traced."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), name_id(name)), step)
 
 
@@ -45,14 +39,7 @@ def generator(seed: int, name: str, step: int) -> np.random.Generator:
 
 
 def draw_index(seed: int, name: str, step: int, probabilities: Sequence[float]) -> int:
-    """Returns an index drawn from a stream at a step, the same on all hosts.
-
-    Args:
-        seed: seed of the run.
-        name: name of the stream.
-        step: step.
-        probabilities: of each index; they sum to 1.
-    """
+    """Returns an index drawn from a stream at a step, the same on all hosts."""
     return int(generator(seed, name, step).choice(len(probabilities), p=probabilities))
 
 
@@ -74,12 +61,7 @@ def splitmix64(states: UInt64[np.ndarray, "*N"]) -> UInt64[np.ndarray, "*N"]:
 
 
 def seeded_hash(seed: int, numbers: UInt[np.ndarray, "*N"]) -> UInt64[np.ndarray, "*N"]:
-    """Hashes each number to a 64-bit number; different numbers never collide.
-
-    Args:
-        seed: below 2**32; another seed gives other results.
-        numbers: numbers to hash.
-    """
+    """Hashes each number to 64 bits; different numbers never collide. The seed is below 2**32."""
     return _mix_bits(numbers.astype(np.uint64) ^ splitmix64(np.array([seed], np.uint64)))
 
 

@@ -75,10 +75,8 @@ def section(factory: Callable[[], Any] | None = None, *, changes_result: bool = 
 class ChosenBy:
     """Marks a field whose section class depends on its value.
 
+    `choose` returns the class that validates the section, given as a mapping.
     Example: `model: Annotated[ModelConfig, ChosenBy(section_of_model)] = section()`.
-
-    Attributes:
-        choose: function from the section as a mapping to the class that validates it.
     """
 
     choose: "Callable[[Mapping[str, Any]], type[Section]]"
@@ -93,11 +91,7 @@ class ChosenBy:
 
 
 class Section(pydantic.BaseModel):
-    """A group of config fields that checks its own types and ranges.
-
-    Raises:
-        ConfigError: a field is unknown or missing, has the wrong type or lies outside its range.
-    """
+    """A group of config fields that checks its own types and ranges, and raises ConfigError."""
 
     model_config = pydantic.ConfigDict(
         frozen=True,
@@ -137,11 +131,7 @@ class Section(pydantic.BaseModel):
 
     @classmethod
     def from_mapping(cls: type[S], mapping: Mapping[str, Any]) -> S:
-        """Builds the section from nested mappings: a ConfigDict or parsed JSON.
-
-        Raises:
-            ConfigError: see the class. Messages give the full dotted key.
-        """
+        """Builds the section from nested mappings: a ConfigDict or parsed JSON."""
         return cls(**mapping)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -152,19 +142,10 @@ class Section(pydantic.BaseModel):
 def parse_override(
     cls: type[Section], key: str, text: str, mapping: Mapping[str, Any] | None = None
 ) -> Any:
-    """Parses the value of `--config.KEY=TEXT` by the type of the field.
+    """Parses the value of `--config.KEY=TEXT`, and checks it against the field's type.
 
-    Args:
-        cls: the root section.
-        key: dotted path, e.g. "optimizer.learning_rate".
-        text: the value as given on the command line.
-        mapping: the config so far. It decides the class of sections marked with `ChosenBy`.
-
-    Returns:
-        The value, checked against the field's type.
-
-    Raises:
-        ConfigError: the key is unknown, or the text is not a value of the field's type.
+    The key is a dotted path from the root section `cls`. The config so far decides the class of
+    sections marked with `ChosenBy`.
     """
     annotation = _annotation_of(cls, key, mapping or {})
     adapter = pydantic.TypeAdapter(
@@ -230,14 +211,9 @@ def differences(
 
 
 def default_values(cls: type[Section], path: str = "") -> dict[str, Any]:
-    """Returns the defaults of a section and of the sections inside it, ready for JSON.
+    """Returns dotted key -> default of a section and of the sections inside it, ready for JSON.
 
-    Args:
-        cls: the section.
-        path: put in front of the keys, e.g. "model.".
-
-    Returns:
-        Dotted key -> default. Required fields are left out.
+    Required fields are left out. The path is put in front of the keys, e.g. "model.".
     """
     found = {}
     for name, field in cls.model_fields.items():
@@ -250,12 +226,7 @@ def default_values(cls: type[Section], path: str = "") -> dict[str, Any]:
 
 
 def check_patterns(patterns: Iterable[str], key: str) -> None:
-    """Raises ConfigError unless all patterns are valid regular expressions.
-
-    Args:
-        patterns: patterns to check.
-        key: config key of the patterns, for the error.
-    """
+    """Raises ConfigError unless all patterns are valid regular expressions."""
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -317,11 +288,7 @@ def _section_in(annotation: Any) -> type[Section] | None:
 
 
 def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> Any:
-    """Returns the type of the field with a dotted key.
-
-    Raises:
-        ConfigError: there is no such field. The error suggests the most similar one.
-    """
+    """Returns the type of the field with a dotted key; an error suggests the most similar key."""
     head, dot, rest = key.partition(".")
     if head not in cls.model_fields:
         raise unknown_key(head, cls)
@@ -396,11 +363,8 @@ def _error_of_value(
 ) -> UserError:
     """Returns the first error of a value; its key is the path inside the value.
 
-    Args:
-        annotation: type of the value.
-        error: the error that pydantic raised.
-        metadata: metadata of the field, which holds its range.
-        skip: number of leading parts of pydantic's location that lead to the value.
+    The metadata of the field hold its range. `skip` is the number of leading parts of pydantic's
+    location that lead to the value.
     """
     row = error.errors(include_url=False)[0]
     raised = row.get("ctx", {}).get("error")

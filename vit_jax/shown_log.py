@@ -11,12 +11,7 @@ _LOGGER = logging.getLogger("vit_jax")
 
 @contextlib.contextmanager
 def shown_log(verbose: bool, where: Literal["stdout", "stderr"]) -> Iterator[None]:
-    """Prints the log lines of the package during the block, if nothing else shows them.
-
-    Args:
-        verbose: False: do nothing.
-        where: the stream to print to.
-    """
+    """Prints the log lines of the package during the block, if nothing else shows them."""
     is_shown = _LOGGER.hasHandlers() and _LOGGER.isEnabledFor(logging.INFO)
     if not verbose or is_shown:
         yield

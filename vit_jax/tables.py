@@ -5,12 +5,9 @@ from rich.table import Table
 
 
 def plain_table(first: str, *, right: tuple[str, ...], left: str | None = None) -> Table:
-    """Returns an empty table.
+    """Returns an empty table; if the header of the first column is "", all headers are hidden.
 
-    Args:
-        first: header of the first column; "" hides all headers.
-        right: headers of the columns of numbers.
-        left: header of a last column of text.
+    `right` has the headers of columns of numbers, and `left` that of a last column of text.
     """
     table = Table(box=box.SIMPLE_HEAD, show_header=bool(first))
     table.add_column(first, no_wrap=True)

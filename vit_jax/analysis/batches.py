@@ -22,20 +22,8 @@ def map_batches(
     """Applies a jitted function to all images and concatenates the results along their first axis.
 
     The last batch is padded with copies of its first image, so that only one shape is compiled. The
-    results of the copies are dropped.
-
-    Args:
-        function: (model, images [B, H, W, 3], their indices in `images` i32[B]) -> tree of arrays
-            with a leading axis B.
-        model: any model.
-        images: in [-1, 1].
-        batch_size: B.
-
-    Returns:
-        The tree; its leaves are NumPy arrays with a leading axis M.
-
-    Raises:
-        DataError: there are no images.
+    results of the copies are dropped. The function gets the model, images [B, H, W, 3] in [-1, 1]
+    and their indices i32[B], and returns a tree of arrays with a leading axis B; the result has M.
     """
     if not len(images):
         raise DataError("0 images", "at least one image", "pass at least one image")
@@ -58,12 +46,7 @@ def map_batches(
 
 
 def check_attention(model: ImageModel, analysis: str) -> None:
-    """Raises ModelError unless every block of a model has attention weights between all tokens.
-
-    Args:
-        model: any model.
-        analysis: name of the analysis, for the message.
-    """
+    """Raises ModelError unless every block of a model has attention weights between all tokens."""
     if model.num_heads is None:
         raise ModelError(
             f"{analysis} of a {type(model).__name__}, which has no attention",

@@ -27,17 +27,12 @@ def _any_model(model: ImageModel) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """One analysis.
+    """One analysis."""
 
-    Attributes:
-        name: value of `--what`.
-        run: (model, images, or None if it needs none, images at a time) -> output.
-        check: model -> None; raises ModelError if the analysis does not apply to the model.
-        count: option that sets its number of images.
-    """
-
-    name: str
+    name: str  # value of `--what`
+    # (model, images, or None if it needs none, images at a time) -> output.
     run: Callable[[ImageModel, Images | None, int], Output]
+    # Raises ModelError if the analysis does not apply to the model.
     check: Callable[[ImageModel], Any] = _any_model
     count: Count | None = None
 

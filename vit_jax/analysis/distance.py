@@ -63,10 +63,6 @@ class AttentionDistance:
 def patch_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> Float[np.ndarray, "P P"]:
     """Returns the Euclidean distances between the centres of all patches, in pixels.
 
-    Args:
-        grid: rows and columns of patches.
-        patch_size: height and width of a patch in pixels.
-
     >>> patch_distances((1, 3), (16, 16))[0].tolist()
     [0.0, 16.0, 32.0]
     """
@@ -84,15 +80,8 @@ def mean_distances(
     Queries and keys are patches. The weights of a query are divided by their sum over the patches,
     so that attention to the first N - P tokens (class token and registers) does not change the
     distance. A patch's attention to itself has distance 0. A query without any attention to patches
-    has distance 0.
-
-    Args:
-        weights: attention weights, query by key; rows sum to 1.
-        distances: distances from `patch_distances`.
-
-    Returns:
-        The distance in the unit of `distances`, and the share of attention on the first N - P
-        tokens: each f32[B, H], the mean over patches.
+    has distance 0. The weights are query by key, and rows sum to 1. Both results are means over
+    patches, the distance in the unit of `distances`.
     """
     patches = distances.shape[0]
     weights = jnp.asarray(weights)

@@ -39,11 +39,9 @@ class EmbeddingFilters:
 def principal_components(
     kernel: Float[np.ndarray, "P Q 3 D"], count: int
 ) -> tuple[Float[np.ndarray, "K P Q 3"], Float[np.ndarray, " K"]]:
-    """Returns the first principal components of D filters and their fractions of the variance.
+    """Returns the first `count` principal components of D filters and their shares of the variance.
 
-    Args:
-        kernel: the filters.
-        count: K; fewer are returned if the filters have fewer dimensions.
+    There are fewer if the filters have fewer dimensions.
     """
     filters = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T
     pca = PCA(min(count, *filters.shape), svd_solver="full").fit(filters)

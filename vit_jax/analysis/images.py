@@ -19,21 +19,13 @@ Transform = Callable[[bytes], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Images of a model's size.
-
-    Attributes:
-        pixels: u8[M, H, W, 3].
-        names: file names, or ids of examples.
-        origin: description of the source, for messages.
-        labels: i32[M], class indices; None: the source has no labels.
-        num_classes: number of classes of the source; 0: it has no labels.
-    """
+    """Images of a model's size."""
 
     pixels: UInt8[np.ndarray, "M H W 3"]
-    names: tuple[str, ...]
-    origin: str
-    labels: Int[np.ndarray, " M"] | None = None
-    num_classes: int = 0
+    names: tuple[str, ...]  # file names, or ids of examples
+    origin: str  # description of the source, for messages
+    labels: Int[np.ndarray, " M"] | None = None  # None: the source has none
+    num_classes: int = 0  # of the source; 0: it has no labels
 
     @property
     def normalized(self) -> Float[np.ndarray, "M H W 3"]:
@@ -61,15 +53,10 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 
 
 def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Images:
-    """Reads images from files and from folders at any depth.
+    """Reads images from files and from folders at any depth, whose images are sorted by name.
 
-    Args:
-        paths: image files, and folders; the images of a folder are sorted by name.
-        count: number of images to read, evenly spaced over all images found.
-        transform: such as `Preprocess.pixels`.
-
-    Raises:
-        DataError: there are no images, or a file is not an image.
+    The `count` images are evenly spaced over all that are found. The transform is such as
+    `Preprocess.pixels`.
     """
     files: list[Path] = []
     for path in paths:
@@ -99,15 +86,7 @@ def read_source(
 ) -> Images:
     """Reads images and labels of a dataset, evenly spaced over the split.
 
-    Args:
-        source: opened split.
-        split: name of the split, for messages.
-        count: number of images to read.
-        transform: such as `Preprocess.pixels`.
-        num_classes: number of classes; None: as many as the dataset names.
-
-    Raises:
-        DataError: an empty split, or an example that cannot be decoded.
+    Without `num_classes`, there are as many as the dataset names.
     """
     origin = f"{source.name}, split {split}"
     if not len(source):

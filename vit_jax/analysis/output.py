@@ -23,35 +23,17 @@ BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#707070"
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """The files and printed text of an analysis.
-
-    Attributes:
-        figure: the picture.
-        arrays: name -> array, for the npz file.
-        rows: rows of the CSV file.
-        summary: one line to print after the name of the analysis.
-        table: table to print below the summary, if any.
-    """
+    """The files and printed text of an analysis."""
 
     figure: Figure
-    arrays: Mapping[str, Any]
-    rows: Sequence[Row]
-    summary: str
-    table: Table | None = None
+    arrays: Mapping[str, Any]  # for the npz file
+    rows: Sequence[Row]  # of the CSV file
+    summary: str  # one line to print after the name of the analysis
+    table: Table | None = None  # to print below the summary
 
 
 def write_output(name: str, output: Output, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Writes FOLDER/NAME.csv, .npz and the figure.
-
-    Args:
-        name: name of the analysis.
-        output: its result.
-        folder: an existing folder.
-        formats: formats of the picture, from FORMATS.
-
-    Returns:
-        The paths, pictures first.
-    """
+    """Writes FOLDER/NAME.csv, .npz and pictures in `formats`; returns the paths, pictures first."""
     paths = [folder / f"{name}.{kind}" for kind in formats]
     with matplotlib.rc_context({"svg.hashsalt": "vit_jax", "svg.fonttype": "none"}):
         for kind, path in zip(formats, paths, strict=True):

@@ -44,9 +44,7 @@ def cosine_similarity(
 ) -> Float[np.ndarray, "R C R C"]:
     """Returns the cosine similarity of each pair of vectors; 0 if one of them is 0.
 
-    Args:
-        embeddings: one vector per patch, in raster order.
-        grid: rows and columns of patches.
+    There is one vector per patch, in raster order.
     """
     vectors = embeddings.astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

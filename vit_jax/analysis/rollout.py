@@ -71,7 +71,7 @@ def rollout(
 def attention_rollout(
     model: ImageModel, images: Float[np.ndarray, "M H W 3"], *, batch_size: int = 8
 ) -> Rollout:
-    """Returns the attention rollout of images.
+    """Returns the attention rollout of images in [-1, 1], of the model's size.
 
     An image's map is the rollout row of the vector that the head classifies. It depends on the
     pooling:
@@ -81,17 +81,8 @@ def attention_rollout(
       the head, which differ between patches.
     - "map": the mean of the patches' rows, weighted by the attention of the probe.
 
-    The map does not include class token and registers.
-
-    Args:
-        model: a ViT or hybrid.
-        images: in [-1, 1], of the model's size.
-        batch_size: number of images at a time. Heads are averaged inside the loop over the layers,
-            so [L, B, N, N] weights are in memory.
-
-    Raises:
-        ModelError: the model has no attention, or the images have another size.
-        DataError: there are no images.
+    The map does not include class token and registers. Heads are averaged inside the loop over the
+    layers, so [L, B, N, N] weights are in memory.
     """
     check_attention(model, "rollout")
     vit: Any = model  # Every model with attention has `pooling`.
@@ -143,14 +134,10 @@ def rollout_output(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Outp
 
 
 def draw_rollout(found: Rollout, pixels: UInt8[np.ndarray, "M H W 3"]) -> Figure:
-    """Draws each image above its rollout.
+    """Draws each image, after preprocessing, above its rollout.
 
     The second row shows the image multiplied by the map over its maximum, as in Figure 6. The third
     row shows the map itself, with its smallest and largest value in percent below it.
-
-    Args:
-        found: rollout of these images.
-        pixels: the images after preprocessing.
     """
     columns = min(len(pixels), _IMAGES_PER_ROW)
     groups = math.ceil(len(pixels) / columns)

@@ -30,26 +30,15 @@ bytes_only = Preprocessing(
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        name: what was measured.
-        images_per_second: images per second of wall-clock time.
-        cpu_ms_per_image: CPU time of all threads of this process; None: unknown.
-    """
-
-    name: str
-    images_per_second: float
-    cpu_ms_per_image: float | None = None
+    name: str  # what was measured
+    images_per_second: float  # of wall-clock time
+    cpu_ms_per_image: float | None = None  # of all threads of this process; None: unknown
 
 
 class MemorySource:
-    """Some examples of a source, kept encoded in memory.
-
-    Args:
-        source: all examples.
-        count: number of examples to keep, spread over the source.
-    """
+    """Some examples of a source, spread over it, kept encoded in memory."""
 
     def __init__(self, source: Source, count: int = SAMPLE):
         picked = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int)
@@ -64,7 +53,6 @@ class MemorySource:
         return self.examples[index]
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples."""
         return [self.examples[i] for i in indices]
 
 
@@ -77,15 +65,9 @@ def measure_feed(
     num_workers: int | None,
     seconds: float,
 ) -> Rate:
-    """Measures the batches of the training loader.
+    """Measures the batches of the training loader for some seconds, after the first batches.
 
-    Args:
-        source: examples.
-        data: the data section.
-        num_classes: labels are 0 to num_classes - 1.
-        num_threads: reader threads of each process.
-        num_workers: reader processes; 0: none.
-        seconds: duration of the measurement, after the first batches.
+    The threads are those of each process; 0 workers: no further processes.
     """
     size = data.global_batch_size
     data = data.replace(num_threads=num_threads, num_workers=num_workers)
@@ -111,15 +93,8 @@ def measure_feed(
 def measure_bucket(data: DataConfig, seconds: float) -> tuple[Rate, Rate]:
     """Measures how fast the training loader gets encoded images from a bucket, without decoding.
 
-    It reads in the order of training, at most one epoch, with an empty cache of the config's size,
-    and then the same images again.
-
-    Args:
-        data: the data section.
-        seconds: duration of the first measurement.
-
-    Returns:
-        The rates with an empty cache and of what is in the cache.
+    It reads in the order of training for some seconds, at most one epoch, with an empty cache of
+    the config's size, and then the same images again. Returns both rates.
     """
     place = data_cache(data).folder
     assert place is not None
@@ -167,8 +142,7 @@ def bottleneck(rates: Mapping[str, float]) -> str:
 def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rate]:
     """Measures the stages of the transform in one thread.
 
-    Returns:
-        One rate per stage: reading, then decoding, then decoding with each further stage.
+    There is a rate of reading, then of decoding, then of decoding with each further stage.
     """
     encoded = [example.image for example in _readable_examples(source, data)]
     plain = data.augment.replace(randaugment_layers=0, three_augment=False, color_jitter=0.0)
@@ -192,11 +166,7 @@ def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rat
 
 
 def _readable_examples(source: Source, data: DataConfig) -> list[Example]:
-    """Returns a sample of the examples that can be decoded.
-
-    Raises:
-        DataError: an example is bad and `data.on_bad_example` is "error", or none is readable.
-    """
+    """Returns a sample of the examples that can be decoded."""
     found = []
     for example in MemorySource(source).examples:
         try:

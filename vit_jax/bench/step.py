@@ -28,27 +28,16 @@ NUM_CLASSES = 1000
 
 @dataclasses.dataclass
 class Measurement:
-    """The timings of one implementation of a model's training step.
+    """The timings of one implementation of a model's training step."""
 
-    Attributes:
-        name: e.g. "vit_jax" or "16 px patches".
-        model: e.g. "ViT-B/16".
-        batch_size: images per step.
-        flops_per_image: model FLOPs of training on one image.
-        compile_s: seconds to compile, or to load from the compilation cache.
-        peak_memory_mb: size of arguments and temporaries according to XLA; None: not known.
-        step_s: seconds per step, one value per round.
-        attention: attention kernel; None: a model without self-attention.
-    """
-
-    name: str
+    name: str  # e.g. "vit_jax" or "16 px patches"
     model: str
     batch_size: int
-    flops_per_image: int
-    compile_s: float
-    peak_memory_mb: float | None
-    step_s: list[float] = dataclasses.field(default_factory=list)
-    attention: str | None = None
+    flops_per_image: int  # model FLOPs of training on one image
+    compile_s: float  # to compile, or to load from the compilation cache
+    peak_memory_mb: float | None  # arguments and temporaries according to XLA; None: not known
+    step_s: list[float] = dataclasses.field(default_factory=list)  # per step, a value per round
+    attention: str | None = None  # kernel; None: a model without self-attention
 
     @property
     def images_per_second(self) -> float:
@@ -64,7 +53,6 @@ class Measurement:
         return self.images_per_second * self.flops_per_image / peak / jax.device_count()
 
     def row(self) -> dict[str, Any]:
-        """Returns the figures for a table or JSON."""
         return {
             "name": self.name,
             "model": self.model,
@@ -86,12 +74,8 @@ def synthetic_config(
 ) -> Config:
     """Returns the config of a step on synthetic images: clipping by global norm, AdamW.
 
-    Args:
-        model: name of an image model, or of a pair of towers, which also gets synthetic texts.
-        batch_size: images per step.
-        image_size: side in pixels.
-        dtype: type that the model computes in.
-        overrides: "KEY=VALUE" of any section.
+    The model is an image model, or a pair of towers, which also gets synthetic texts. Overrides are
+    "KEY=VALUE" of any section.
     """
     mapping: dict[str, Any] = {
         "model": {"name": model, "dtype": dtype},
@@ -125,16 +109,10 @@ class _Arrays:
 
 
 class JaxStep:
-    """The compiled training step of this package.
+    """The compiled training step of this package. The data of the config are not opened.
 
-    Args:
-        config: config of the run. Its data are not opened.
-        shares: the step of another size of the same run, whose arrays this one uses too.
-        label: name in the table.
-
-    Attributes:
-        choice: how the step is executed.
-        cache_use: whether it comes from the compilation cache.
+    `shares` is the step of another size of the same run, whose arrays this one uses too.
+    `cache_use` says whether the step comes from the compilation cache.
     """
 
     def __init__(
@@ -192,7 +170,6 @@ class JaxStep:
         trace.finish(folder)
 
     def close(self) -> None:
-        """Frees the memory of the arrays."""
         self._arrays = _Arrays(None, {}, ())
 
 
@@ -209,15 +186,9 @@ def measure_interleaved(
 
 
 def fastest_batch_size(make: Any, *, start: int, limit: int) -> int:
-    """Doubles the batch size until memory is full. Returns the size with the most images/s.
+    """Doubles the batch size, from `start` to `limit`, until memory is full; returns the fastest.
 
-    Args:
-        make: batch size -> JaxStep.
-        start: first size to try.
-        limit: last size to try.
-
-    Raises:
-        UserError: the first size does not fit.
+    `make` returns the `JaxStep` of a batch size. The fastest has the most images/s.
     """
     best, speed, size = 0, 0.0, start
     while size <= limit:

@@ -43,7 +43,6 @@ class CaptionsConfig(Section):
         return None if self.templates else self.feature or "caption"
 
     def check(self) -> None:
-        """Raises ConfigError for captions without a tokenizer, or with two sources."""
         if self.tokenizer is None and (self.feature is not None or self.templates):
             raise ConfigError(
                 "is not set, but captions are",
@@ -59,12 +58,7 @@ class CaptionsConfig(Section):
 
 
 def check_templates(templates: Sequence[str], key: str | None = None) -> None:
-    """Raises ConfigError unless each template has {} once.
-
-    Args:
-        templates: texts with {} for the name of a class.
-        key: config key of the templates.
-    """
+    """Raises ConfigError unless each template has {} once."""
     for template in templates:
         if template.count(PLACEHOLDER) != 1:
             raise ConfigError(

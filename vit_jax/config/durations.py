@@ -23,11 +23,8 @@ def duration_in_steps(
 ) -> int | None:
     """Converts a duration of a section to steps, rounded to the nearest; None if it is not given.
 
-    Args:
-        holder: section with fields `{prefix}_steps`, `_epochs` and `_examples`.
-        prefix: "train", "warmup", "cooldown" or "interval".
-        batch_size: examples per step, over all hosts.
-        num_examples: examples per epoch.
+    The prefix is "train", "warmup", "cooldown" or "interval". The batch size is over all hosts, and
+    the examples are per epoch.
     """
     steps = getattr(holder, f"{prefix}_steps")
     epochs = getattr(holder, f"{prefix}_epochs")

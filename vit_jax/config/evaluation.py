@@ -49,12 +49,10 @@ class EvaluationConfig(Section):
 
     @property
     def all_splits(self) -> dict[str, str]:
-        """Name -> split for all splits that are evaluated after training."""
         return {**self.splits, **self.final_splits}
 
     @property
     def has_interval(self) -> bool:
-        """Whether splits are evaluated during training."""
         given = (self.interval_steps, self.interval_epochs, self.interval_examples)
         return any(value is not None for value in given)
 

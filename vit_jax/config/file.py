@@ -35,7 +35,7 @@ def load_config(
     overrides: Sequence[str] = (),
     auto_model: Callable[[Config], Mapping[str, Any]] | None = None,
 ) -> Config:
-    """Reads a config file and applies command-line overrides.
+    """Reads a config file and applies command-line overrides; returns the checked config.
 
     Args:
         spec: "FILE.py", "FILE.py:ARG" (ARG is passed to `get_config`), the name of a recipe in
@@ -44,12 +44,6 @@ def load_config(
         auto_model: function that returns the model section of the weights, for a config whose
             `model.name` is "auto". Options in the file and overrides have priority. None: the
             name stays "auto".
-
-    Returns:
-        The checked config.
-
-    Raises:
-        ConfigError: the file or its `get_config` is missing, a key is unknown, or a value is wrong.
     """
     mapping = read_mapping(spec)
     if spec.endswith(".json"):
@@ -69,15 +63,7 @@ def load_config(
 def build_config(
     mapping: dict[str, Any], auto_model: Callable[[Config], Mapping[str, Any]] | None = None
 ) -> Config:
-    """Returns the checked config of a config file's content.
-
-    Args:
-        mapping: nested dicts.
-        auto_model: see `load_config`.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is wrong.
-    """
+    """Returns the checked config of a file's content; `auto_model` is that of `load_config`."""
     config = Config.from_mapping(mapping)
     if auto_model is None or config.model.name != AUTO:
         return config
@@ -109,14 +95,7 @@ def override_key(mapping: dict[str, Any], key: str, value: Any) -> None:
 
 
 def read_mapping(spec: str) -> dict[str, Any]:
-    """Returns the content of a config file, unchecked.
-
-    Args:
-        spec: "FILE.py", "FILE.py:ARG", a recipe's name in place of FILE.py, or a "config.json".
-
-    Raises:
-        ConfigError: the file is missing or cannot be read.
-    """
+    """Returns the content of a config file, unchecked; `spec` is that of `load_config`."""
     return _read_json(spec) if spec.endswith(".json") else _call_get_config(spec)
 
 
@@ -154,17 +133,9 @@ def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
 def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, Any]]:
     """Calls a function of a Python file given on the command line.
 
-    Args:
-        spec: "FILE.py" or "FILE.py:ARG"; ARG is passed to the function.
-        function: name of the function.
-        option: command-line option, for messages: "config" or "sweep".
-
-    Returns:
-        The function's result (a list if it is a generator), and all global names of the file.
-
-    Raises:
-        ConfigError: the file or function is missing, its argument is missing or not allowed, or it
-            fails.
+    `spec` is "FILE.py" or "FILE.py:ARG"; ARG is passed to the function. `option`, "config" or
+    "sweep", is for messages. Returns the function's result (a list if it is a generator), and all
+    global names of the file.
     """
     if "://" in spec:  # It is Python, which is run.
         local_path(spec, f"a {option} file")
@@ -254,18 +225,10 @@ def _read_json(path: str) -> dict[str, Any]:
 
 
 def parse_arg(arg: str, **choices: Sequence[Any]) -> dict[str, Any]:
-    """Parses the ARG of "FILE.py:ARG": comma-separated values in any order.
+    """Parses the ARG of "FILE.py:ARG": comma-separated values in any order; "" for all defaults.
 
-    Args:
-        arg: e.g. "B/16,light1"; empty for all defaults.
-        **choices: option name -> allowed values; the first is the default. Each word of `arg`
-            sets the option that has it as a value.
-
-    Returns:
-        Option name -> chosen value.
-
-    Raises:
-        ConfigError: no option has this value.
+    `choices` maps an option to its allowed values; the first is the default. Each word of `arg`
+    sets the option that has it as a value.
 
     >>> parse_arg("L/16", model=("B/16", "L/16"), augment=("none", "light1"))
     {'model': 'L/16', 'augment': 'none'}

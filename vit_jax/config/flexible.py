@@ -34,7 +34,6 @@ class FlexibleConfig(Section):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The patch sizes or the sequence lengths."""
         return self.patch_sizes or self.sequence_lengths
 
     @property
@@ -78,12 +77,7 @@ class FlexibleConfig(Section):
 
 
 def check_flexible(config: Any) -> None:
-    """Checks that the model of a root config can have all patch sizes.
-
-    Raises:
-        ConfigError: it is no ViT, a size does not divide the images, or its parameters have the
-            shapes of one size.
-    """
+    """Raises ConfigError if the model of a root config cannot have all patch sizes."""
     if config.data.sequence_length is not None or config.flexible.sequence_lengths:
         _check_sequences(config)
     model, side = config.model, config.data.image_size
@@ -119,11 +113,7 @@ def check_flexible(config: Any) -> None:
 
 
 def _check_sequences(config: Any) -> None:
-    """Checks a run on sequences of patches.
-
-    Raises:
-        ConfigError: the model, the task or another option cannot have them.
-    """
+    """Raises ConfigError if a run cannot have sequences of patches."""
     model, longest = config.model, config.data.sequence_length
     too_long = [n for n in config.flexible.sequence_lengths if longest is None or n > longest]
     if too_long:

@@ -16,38 +16,25 @@ from vit_jax.synonyms import key_of_word, words_of_key
 
 @dataclasses.dataclass(frozen=True)
 class ConfigKey:
-    """A key of the config.
+    """A key of the config."""
 
-    Attributes:
-        name: dotted, e.g. "optimizer.learning_rate".
-        kind: its type and range, in words.
-        meaning: its description; may be empty.
-        required: whether it has no default.
-        default: its default; None if it is required.
-        value: its value in a config; the default if there is no config.
-        choices: its valid values, if they are a list of words.
-    """
-
-    name: str
-    kind: str
+    name: str  # dotted, e.g. "optimizer.learning_rate"
+    kind: str  # its type and range, in words
     meaning: str
-    required: bool
+    required: bool  # whether it has no default
     default: Any
-    value: Any
-    choices: tuple[str, ...]
+    value: Any  # in a config; the default if there is no config
+    choices: tuple[str, ...]  # its valid values, if they are a list of words
 
     @property
     def differs(self) -> bool:
-        """Whether the value is not the default."""
         return self.required or self.value != self.default
 
 
 def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[str, ConfigKey]:
     """Returns name -> key, in the order of the sections.
 
-    Args:
-        model: section class of the model's family.
-        config: a config whose values to return; None: the defaults.
+    Values are those of `config`, or defaults.
     """
     return {key.name: key for key in _keys(Config, config, model)}
 
@@ -55,13 +42,8 @@ def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[
 def find_keys(keys: Mapping[str, ConfigKey], word: str) -> list[ConfigKey]:
     """Returns the keys that a word finds.
 
-    Args:
-        keys: all keys.
-        word: a key, a section, another word for a key ("lr"), or part of a key or of its meaning;
-            "": all keys.
-
-    Raises:
-        ConfigError: it finds none.
+    The word is a key, a section, another word for a key ("lr"), or part of a key or of its meaning;
+    "": all keys.
     """
     found = [key for name, key in keys.items() if not word or f"{name}.".startswith(f"{word}.")]
     meant = key_of_word(word)

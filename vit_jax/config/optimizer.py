@@ -116,7 +116,6 @@ class OptimizerConfig(Section):
 
     @property
     def averages_parameters(self) -> bool:
-        """Whether the optimizer itself averages the parameters for evaluation."""
         return self.name in SCHEDULE_FREE
 
     def check(self) -> None:

@@ -16,21 +16,13 @@ class ProfileConfig(Section):
 
     @property
     def first_and_last(self) -> tuple[int, int] | None:
-        """The first and the last step to trace; None: no trace."""
         if self.steps is None:
             return None
         first, last = self.steps.split(":")
         return int(first), int(last)
 
     def processes(self, count: int) -> list[int]:
-        """Returns the numbers of the processes that write a trace.
-
-        Args:
-            count: number of processes of the run.
-
-        Raises:
-            ConfigError: the run has no such process.
-        """
+        """Returns the numbers of the processes, among `count`, that write a trace."""
         if self.hosts == "all":
             return list(range(count))
         wanted = sorted({int(number) for number in self.hosts.split(",")})

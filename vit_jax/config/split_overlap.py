@@ -10,13 +10,9 @@ _MINIVAL = re.compile(r"mini(train|val)_(1|2|10)_percent")
 def overlap(one: str, other: str) -> bool | None:
     """Returns whether two splits of a dataset share examples; None: unknown.
 
-    For example, a percentage and a number of examples cannot be compared without the size of the
-    dataset. Presets have the same meaning as in `vit_jax.data.sources.splits`. The position of some
-    VTAB presets depends on the dataset.
-
-    Args:
-        one: TFDS split string, or a preset.
-        other: TFDS split string, or a preset.
+    A split is a TFDS split string, or a preset. For example, a percentage and a number of examples
+    cannot be compared without the size of the dataset. Presets have the same meaning as in
+    `vit_jax.data.sources.splits`. The position of some VTAB presets depends on the dataset.
 
     >>> overlap("train[90%:]", "test"), overlap("train", "train[90%:]"), overlap("all", "test")
     (False, True, True)

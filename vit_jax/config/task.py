@@ -49,8 +49,6 @@ class TaskConfig:
         class_counts_key: function of the root config; returns the key for which this task needs the
             number of training examples of each class, or None if it does not need them.
         accuracies: metrics of an evaluated split of which more is better; (): they are not listed.
-        uses_labels: whether it learns from the labels of the dataset.
-        uses_captions: whether it learns from captions, see `data.captions`.
         keeps_average: whether it keeps a moving average of the parameters itself, as its teacher.
     """
 
@@ -79,11 +77,7 @@ def task_sections() -> dict[str, type[Section]]:
 
 
 def check_task(config: Any) -> None:
-    """Checks that the task of a root config supports all options.
-
-    Raises:
-        ConfigError: an option is set that the task does not read or does not support.
-    """
+    """Raises ConfigError if an option is set that the task of a root config does not support."""
     chosen = task_config(config.task)
     for key, cls in task_sections().items():
         if key in chosen.sections or key in chosen.reads:
@@ -111,15 +105,9 @@ def check_task(config: Any) -> None:
 
 
 def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
-    """Checks that options keep their defaults.
+    """Raises ConfigError unless the options with these dotted keys keep their defaults.
 
-    Args:
-        config: root config.
-        keys: dotted keys, e.g. "evaluation.by_class".
-        reason: end of the error's sentence "'KEY' is VALUE with ...".
-
-    Raises:
-        ConfigError: one of them has another value.
+    `reason` is the end of the error's sentence "'KEY' is VALUE with ...".
     """
     for key in keys:
         *path, leaf = key.split(".")
@@ -142,15 +130,7 @@ _POOLINGS = ("token", "gap")
 
 
 def check_without_labels(config: Any, task: str) -> None:
-    """Checks the options of a task that trains the encoder of a ViT without labels.
-
-    Args:
-        config: root config.
-        task: name of the task.
-
-    Raises:
-        ConfigError: a model that is no ViT or hybrid, or an option for labels.
-    """
+    """Checks the options of a task that trains the encoder of a ViT without labels."""
     if not hasattr(config.model, "position_embedding"):
         raise ConfigError(
             f"is {config.model.name!r}, {config.model.kind}, with task {task}",

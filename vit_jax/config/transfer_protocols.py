@@ -32,35 +32,21 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A dataset to fine-tune on.
+    """A dataset to fine-tune on. Steps and learning rates are from arXiv:2010.11929, Table 4."""
 
-    Attributes:
-        data: TFDS name with its config, without a version.
-        num_classes: number of classes.
-        train_examples: size of the full training split.
-        splits: stage -> (training split, name of the evaluated split, that split).
-        steps: from arXiv:2010.11929, Table 4.
-        learning_rates: from the same table.
-        group: VTAB group: "natural", "specialized" or "structured"; "" for other datasets.
-        label_key: feature that holds the class, if there are several.
-        label_rule: how to compute the class from other features, see `data.sources.label_rules`.
-        small_images: whether images are smaller than 96 x 96 pixels.
-        flip: whether a mirrored image keeps its class.
-        crop: whether a crop of the image keeps its class.
-    """
-
-    data: str
+    data: str  # TFDS name with its config, without a version
     num_classes: int
     train_examples: int
+    # Stage -> (training split, name of the evaluated split, that split).
     splits: Mapping[Stage, tuple[str, str, str]]
     steps: int
     learning_rates: tuple[float, ...]
-    group: str = ""
-    label_key: str | None = None
-    label_rule: str | None = None
-    small_images: bool = False
-    flip: bool = True
-    crop: bool = True
+    group: str = ""  # of VTAB: "natural", "specialized" or "structured"; "" for other datasets
+    label_key: str | None = None  # feature that holds the class, if there are several
+    label_rule: str | None = None  # see `data.sources.label_rules`
+    small_images: bool = False  # smaller than 96 x 96 pixels
+    flip: bool = True  # a mirrored image keeps its class
+    crop: bool = True  # a crop of the image keeps its class
 
 
 _SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
@@ -206,10 +192,7 @@ def learning_rates(name: str, recipe: Recipe) -> tuple[float, ...]:
 def schedules(name: str, recipe: Recipe, train_examples: int = 0) -> tuple[Schedule, ...]:
     """Returns the schedules of a recipe's grid for a task.
 
-    Args:
-        name: task of TASKS, or any other dataset.
-        recipe: recipe.
-        train_examples: size of the training split, for datasets that are not in TASKS; 0: small.
+    For a dataset that is not in TASKS, `train_examples` is the size of its training split.
     """
     task = TASKS.get(name)
     if recipe == "bit":
@@ -226,11 +209,6 @@ def _augreg(name: str) -> tuple[tuple[float, ...], tuple[Schedule, ...]]:
 
 def search_space(name: str, recipe: Recipe, train_examples: int = 0) -> list[dict[str, Any]]:
     """Returns the grid of a recipe for a task, as overrides of `configs/transfer.py`.
-
-    Args:
-        name: task of TASKS, or any other dataset.
-        recipe: recipe.
-        train_examples: see `schedules`.
 
     >>> search_space("pets", "bit")[0]["optimizer.learning_rate"]
     0.003

@@ -42,9 +42,7 @@ def class_outputs(
 class ByClass:
     """Adds up metrics by class over the batches of a split.
 
-    Args:
-        class_names: names of the classes. Equal names get a number, and so do classes without one.
-        num_classes: C.
+    Equal class names get a number, and so do classes without a name.
     """
 
     def __init__(self, class_names: Sequence[str], num_classes: int):
@@ -65,7 +63,6 @@ class ByClass:
             self._labels.append(outputs["label"][mask])
 
     def absent(self) -> list[str]:
-        """Returns the names of the classes without examples."""
         counts = self.confusion.sum(axis=1)
         return [name for name, n in zip(self.names, counts, strict=True) if not n]
 

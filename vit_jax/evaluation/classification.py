@@ -58,13 +58,7 @@ def example_outputs(
 def outputs_of_batch(
     logits: Float[Array, "B C"], batch: Mapping[str, Array], loss: LossFn
 ) -> dict[str, Array]:
-    """Returns the outputs for a batch of labelled images, or of a benchmark (`data.benchmarks`).
-
-    Args:
-        logits: outputs of the model.
-        batch: "label" and "mask"; for a benchmark also "right" and "among".
-        loss: one value per example; a benchmark has its own, see `benchmark_outputs`.
-    """
+    """Returns the outputs for a batch of labelled images, or of a benchmark with its own loss."""
     if "right" in batch:
         return benchmark_outputs(logits, batch["right"], batch["among"], batch["mask"])
     return example_outputs(logits, batch["label"], batch["mask"], loss)
@@ -78,15 +72,9 @@ def benchmark_outputs(
 ) -> dict[str, Array]:
     """Returns `example_outputs` where several classes may be right, or none.
 
-    An example is correct in top k if one of the k largest logits among the classes to choose from
-    is of a class that is right. One without a right class does not count. The loss is minus the
-    logarithm of the probability of all right classes.
-
-    Args:
-        logits: outputs of the model.
-        right: the classes that are right.
-        among: the classes to choose from.
-        mask: False for examples that do not count.
+    An example is correct in top k if one of the k largest logits of the classes in `among` is of a
+    class in `right`. One without a right class does not count. The loss is minus the logarithm of
+    the probability of all right classes.
     """
     chosen = jnp.where(among, logits, -jnp.inf)
     right = right & among
@@ -112,15 +100,9 @@ def _ranks(logits: Float[Array, "M C"], labels: Int[Array, " M"]) -> Int[Array, 
 class PredictionTotals:
     """Adds up `prediction_sums` and the number of examples, and collects which examples are right.
 
-    The second needs a step that returns `example_outputs`.
-
-    Args:
-        by_class: also adds up `class_outputs`; None: no metrics by class.
-        means: metric -> name of a sum, for additional metrics that are means over the predictions.
-        num_classes: C; None: more than five.
-
-    The metrics are loss, accuracy_top1 and, with more than five classes, accuracy_top5 as means
-    over the predictions, and examples.
+    The second needs a step that returns `example_outputs`. The metrics are loss, accuracy_top1 and,
+    with more than five classes, accuracy_top5 as means over the predictions, and examples. `means`
+    maps further metrics, which are means over the predictions, to the names of their sums.
     """
 
     def __init__(
@@ -141,7 +123,6 @@ class PredictionTotals:
         )
 
     def add(self, outputs: Mapping[str, np.ndarray]) -> None:
-        """Adds one batch."""
         for name in self._sums:
             self._sums[name] += outputs[name].item()
         if "correct" in outputs:
@@ -150,7 +131,6 @@ class PredictionTotals:
             self._by_class.add(outputs)
 
     def metrics(self) -> dict[str, float]:
-        """Returns metric name -> value."""
         count = self._sums["predictions"]
         means = {metric: self._sums[name] / count for metric, name in self._means.items()}
         by_class = {} if self._by_class is None else self._by_class.metrics()

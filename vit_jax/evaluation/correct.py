@@ -22,20 +22,15 @@ _KEYS = {"examples": int, "labels": str, "skipped": list, "correct": str}
 class Correctness:
     """The predictions of one run for one split.
 
-    Attributes:
-        correct: bool[N], whether the prediction is right; False for examples that do not count.
-        counted: bool[N], False for examples that were skipped.
-        labels: hash of the true labels. Runs with equal `counted` and `labels` were evaluated on
-            the same examples.
+    Runs with equal `counted` and `labels` were evaluated on the same examples.
     """
 
-    correct: np.ndarray
-    counted: np.ndarray
-    labels: str
+    correct: np.ndarray  # bool[N]; False for examples that do not count
+    counted: np.ndarray  # bool[N]; False for examples that were skipped
+    labels: str  # hash of the true labels
 
     @property
     def accuracy(self) -> float:
-        """Top-1 accuracy."""
         return float(self.correct.sum() / self.counted.sum())
 
     @property
@@ -82,11 +77,7 @@ class CorrectExamples:
 
 
 def read_correct(path: Path) -> Correctness:
-    """Reads a file that `CorrectExamples` wrote.
-
-    Raises:
-        FileError: the file is missing or damaged.
-    """
+    """Reads a file that `CorrectExamples` wrote."""
     content = read_json(path)
     try:
         if any(type(content.get(key)) is not kind for key, kind in _KEYS.items()):
@@ -108,11 +99,7 @@ def read_correct(path: Path) -> Correctness:
 
 
 def _decode(text: str, size: int) -> np.ndarray:
-    """Returns bool[size].
-
-    Raises:
-        ValueError: the text does not hold `size` bits.
-    """
+    """Returns bool[size]; raises ValueError if the text does not hold `size` bits."""
     try:
         packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     except binascii.Error as error:

@@ -15,12 +15,8 @@ Indices = Int[np.ndarray, " n"]
 def class_orders(labels: Labels, num_classes: int, seed: int) -> list[np.ndarray]:
     """Returns the indices of each class's examples, in the order in which they are drawn.
 
-    Examples are sorted by a hash of (seed, index), so no random state is needed.
-
-    Args:
-        labels: class of every example.
-        num_classes: C.
-        seed: below 2**32.
+    Examples are sorted by a hash of (seed, index), so no random state is needed. The seed is below
+    2**32.
     """
     orders = []
     for label in range(num_classes):
@@ -44,12 +40,7 @@ def hold_out(
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
     """Splits every class; returns the indices of the kept and of the held-out examples.
 
-    Args:
-        labels: class of every example.
-        num_classes: C.
-        fraction: fraction of each class to hold out, at least one example. A class with a single
-            example keeps it.
-        seed: chooses the examples.
+    At least one example of each class is held out. A class with a single example keeps it.
     """
     kept, held_out = [], []
     for order in class_orders(labels, num_classes, seed):
@@ -70,13 +61,8 @@ def check_shots(
 ) -> None:
     """Raises DataError if a class has too few training examples.
 
-    Args:
-        counts: training examples of each class.
-        tested: test examples of each class. A class without training and test examples is ignored.
-        class_names: names of the classes.
-        needed: largest number of shots.
-        held_out: further examples needed of each class, to choose l2 on.
-        dataset: name of the training split, for the message.
+    `counts` are training and `tested` test examples by class; a class without either is ignored.
+    `held_out` is the number of further examples needed of each class, to choose l2 on.
     """
     short = np.where((counts > 0) | (tested > 0), counts, np.iinfo(np.int64).max)
     label = int(np.argmin(short))

@@ -27,14 +27,7 @@ _IN_FLIGHT = 2
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedImages:
-    """Images that a pair of towers is evaluated on.
-
-    Attributes:
-        source: examples.
-        preprocessing: how an example becomes a row; its arrays have an `image`.
-        spec: sizes and readers.
-        mesh: devices.
-    """
+    """Images that a pair of towers is evaluated on; the preprocessed arrays have an `image`."""
 
     source: Source
     preprocessing: Preprocessing
@@ -45,12 +38,8 @@ class EvaluatedImages:
 def compiled(model: TwoTowers, mesh: Mesh, make: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Returns a compiled function (parameters, *arrays) and the model's parameters.
 
-    Programs are kept, so that evaluations at intervals compile once.
-
-    Args:
-        model: a pair of towers.
-        mesh: devices that its parameters are on.
-        make: graph definition -> function (parameters, *arrays); a function of a module.
+    `make` returns the function for a graph definition. It must be a function of a module: compiled
+    programs are kept by it, so that evaluations at intervals compile once.
     """
     graphdef, params = nnx.split(model)
     return _compiled(graphdef, mesh, make), params
@@ -67,15 +56,7 @@ def embed_texts(
 ) -> Float[np.ndarray, "M E"]:
     """Returns the embeddings of texts, of length 1, on all hosts.
 
-    Args:
-        model: a pair of towers.
-        tokenizer: of the text tower.
-        texts: M texts.
-        mesh: devices.
-        batch_size: texts per batch over all hosts.
-
-    Raises:
-        WeightsError: an embedding is not a finite number.
+    The batch size is over all hosts.
     """
     step, params = compiled(model, mesh, _text_fn)
     rows = np.asarray(host_rows(mesh, batch_size))
@@ -102,15 +83,7 @@ def embed_images(
 ) -> tuple[Float[np.ndarray, "N E"], Bool[np.ndarray, " M"]]:
     """Returns the embeddings of images, of length 1, on all hosts, and which examples they are.
 
-    Args:
-        model: a pair of towers.
-        images: M examples.
-
-    Returns:
-        Embeddings, and for each example whether it was read: a bad one may be skipped.
-
-    Raises:
-        WeightsError: an embedding is not a finite number.
+    The second result says for each example whether it was read: a bad one may be skipped.
     """
     step, params = compiled(model, images.mesh, _image_fn)
     found: list[np.ndarray] = []

@@ -27,21 +27,16 @@ _CHUNK = 1 << 24
 
 
 class FeatureCache:
-    """A folder of extracted features.
+    """A folder of extracted features; None: no cache.
 
-    Args:
-        folder: created if missing; None: nothing is cached.
+    A key is everything that the features depend on, as JSON values.
     """
 
     def __init__(self, folder: Path | None):
         self._folder = folder
 
     def load(self, key: dict[str, Any]) -> Features | None:
-        """Returns the features stored under a key; None if there are none or they are damaged.
-
-        Args:
-            key: everything the features depend on, as JSON values.
-        """
+        """Returns the features stored under a key; None if there are none or they are damaged."""
         if self._folder is None:
             return None
         entry = self._folder / _name(key)
@@ -95,11 +90,7 @@ def _write_aside(entry: Path, key: dict[str, Any], features: Features) -> None:
 
 
 def _read(entry: Path, key: dict[str, Any]) -> Features:
-    """Reads an entry on a local disk. Its files may be deleted afterwards.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError, EOFError: it has another key, or is damaged.
-    """
+    """Reads an entry on a local disk. Its files may be deleted afterwards."""
     about = json.loads((entry / "about.json").read_text())
     if about["key"] != _plain(key):
         raise ValueError("it has another key")

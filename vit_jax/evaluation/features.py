@@ -33,48 +33,27 @@ _IN_FLIGHT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """The features of a dataset, in the order of its examples.
+    """The features of a dataset, in the order of its examples."""
 
-    Attributes:
-        values: f32[N, D]; N is 0 on all hosts but the first.
-        labels: i32[N].
-    """
-
-    values: Float[np.ndarray, "N D"]
+    values: Float[np.ndarray, "N D"]  # f32; N is 0 on all hosts but the first
     labels: Int[np.ndarray, " N"]
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureExtractor:
-    """A model without the last linear layer of its head, compiled for one image size.
+    """A model without the last linear layer of its head, compiled for one image size."""
 
-    Attributes:
-        image_size: (height, width).
-        step: (params, batch) -> features f32[B, D], label and mask, replicated on all devices.
-        abstract: shapes of the parameters.
-        table_grid: rows and columns of its position table; None: the model has no patches.
-    """
-
-    image_size: tuple[int, int]
+    image_size: tuple[int, int]  # (height, width)
+    # (params, batch) -> features f32[B, D], label and mask, replicated on all devices.
     step: Callable[[Any, Batch], dict[str, jax.Array]]
-    abstract: Any
-    table_grid: tuple[int, int] | None
+    abstract: Any  # shapes of the parameters
+    table_grid: tuple[int, int] | None  # of its position table; None: the model has no patches
 
 
 def build_feature_extractor(
     options: ModelConfig, image_size: tuple[int, int], kind: Kind, mesh: Mesh
 ) -> FeatureExtractor:
-    """Builds a model without its last linear layer and, for "pooled", without its tanh layer.
-
-    Args:
-        options: the model section.
-        image_size: (height, width) in pixels.
-        kind: which features to extract.
-        mesh: devices.
-
-    Raises:
-        ModelError: the image size does not fit the model.
-    """
+    """Builds a model without its last linear layer and, for "pooled", without its tanh layer."""
     if kind == "pooled":
         options = options.replace(representation_size=None)
     platform = mesh.devices.flat[0].platform
@@ -101,14 +80,7 @@ def resample_params(
 ) -> Any:
     """Returns the parameters of a feature extractor, resampled to its image size.
 
-    Args:
-        params: parameters of the whole model at the image size of `here`.
-        here: feature extractor at the image size of the parameters.
-        there: feature extractor that will use the parameters.
-        mesh: devices.
-
-    Raises:
-        WeightsError: a parameter has another shape and cannot be resampled.
+    `params` are those of the whole model at the image size of `here`; `there` will use the result.
     """
     named = named_leaves(params)
     names = leaf_names(there.abstract)
@@ -153,18 +125,10 @@ def extract(
     mesh: Mesh,
     stop: Callable[[], bool] = lambda: False,
 ) -> Features | None:
-    """Returns the features of all examples in order; None if `stop` ended the extraction.
+    """Returns the features of all `count` examples in order; None if `stop` ended the extraction.
 
-    Args:
-        model: from `build_feature_extractor`.
-        params: from `resample_params`.
-        batches: this host's rows of each batch; rows whose mask is False are skipped.
-        count: number of examples, N.
-        mesh: devices.
-        stop: called before each batch; True ends the extraction.
-
-    Raises:
-        WeightsError: a feature is not a finite number.
+    `batches` are this host's rows; rows whose mask is False are skipped. `stop` is called before
+    each batch.
     """
     keeps = is_first_host()
     values: np.ndarray | None = None
@@ -214,11 +178,8 @@ def weights_hash(params: Any) -> str:
 def data_hash(source: Source, samples: int = 256) -> str:
     """Returns a hash of a source's identity and of the stored bytes of some of its examples.
 
-    The bytes change if a dataset is prepared again under the same name and version.
-
-    Args:
-        source: examples.
-        samples: number of examples to hash, evenly spaced.
+    The bytes change if a dataset is prepared again under the same name and version. The `samples`
+    are evenly spaced.
     """
     digest = hashlib.sha256(f"{source.fingerprint} {len(source)}".encode())
     indices = sorted({i * len(source) // samples for i in range(samples)})

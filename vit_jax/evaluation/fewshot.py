@@ -32,37 +32,21 @@ _ROWS = 4096
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RidgePath:
-    """The ridge solutions for every l2, factored into R = min(N, D) components.
+    """The ridge solutions for every l2, factored into R = min(N, D) components."""
 
-    Attributes:
-        mean: [D], subtracted from the features.
-        std: [D], the features are divided by it.
-        lhs: [D, R].
-        rhs: [R, C].
-        eigs: [R], eigenvalues, at least 0.
-        sums: [C], sum of the targets over the examples.
-        count: N.
-    """
-
-    mean: jax.Array
-    std: jax.Array
-    lhs: jax.Array
-    rhs: jax.Array
-    eigs: jax.Array
-    sums: jax.Array
-    count: jax.Array
+    mean: jax.Array  # [D], subtracted from the features
+    std: jax.Array  # [D], the features are divided by it
+    lhs: jax.Array  # [D, R]
+    rhs: jax.Array  # [R, C]
+    eigs: jax.Array  # [R], eigenvalues, at least 0
+    sums: jax.Array  # [C], sum of the targets over the examples
+    count: jax.Array  # N
 
 
 def fit_ridge(
     features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, " N"], num_classes: int
 ) -> RidgePath:
-    """Solves ridge regression on the device for every l2 at once.
-
-    Args:
-        features: features of the shots.
-        labels: classes of the shots.
-        num_classes: C.
-    """
+    """Solves ridge regression on the device for every l2 at once."""
     with jax.default_matmul_precision("highest"), threads_for(features.size):
         found = _fit(jnp.asarray(features, jnp.float32), jnp.asarray(labels), num_classes)
         return jax.block_until_ready(found)
@@ -109,14 +93,7 @@ def accuracies(
     labels: Int[np.ndarray, " T"],
     l2s: Sequence[float],
 ) -> Float[np.ndarray, " L"]:
-    """Returns the top-1 accuracy for each l2.
-
-    Args:
-        path: from `fit_ridge`.
-        features: any number of examples; the device gets a few thousand at a time.
-        labels: classes of the examples.
-        l2s: regularisation strengths.
-    """
+    """Returns the top-1 accuracy for each l2. The device gets a few thousand examples at a time."""
     correct = np.zeros(len(l2s), np.int64)
     rows = min(_ROWS, len(features))
     with jax.default_matmul_precision("highest"):

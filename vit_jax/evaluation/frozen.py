@@ -43,21 +43,13 @@ _CACHE_FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class _Dataset:
-    """An open dataset.
+    """An open dataset."""
 
-    Attributes:
-        name: name in the metrics.
-        config: its config section.
-        sources: "train", "test" and, if it is a separate split, "held_out".
-        image_size: height and width of the model's input.
-        data: the data section for reading it.
-    """
-
-    name: str
+    name: str  # in the metrics
     config: FewshotDatasetConfig
-    sources: dict[str, Source]
-    image_size: int
-    data: DataConfig
+    sources: dict[str, Source]  # "train", "test" and, if it is a separate split, "held_out"
+    image_size: int  # height and width of the model's input
+    data: DataConfig  # for reading it
 
 
 class FrozenEvaluator:
@@ -70,16 +62,12 @@ class FrozenEvaluator:
         image_size: (height, width) of the model's parameters.
         mesh: devices.
         batch_size: images per batch over all hosts, unless the fewshot section sets it.
-        cache: cache of features; None: no cache.
+        cache: cache of features.
         weights: hash of the parameters, for the cache; None: features are not cached.
 
     Attributes:
         details: dataset -> method -> how its hyperparameter was chosen in the last call; only on
             the first host.
-
-    Raises:
-        DataError: a dataset or split does not exist, or a class has too few examples.
-        ConfigError, ModelError: a batch or image size does not fit.
     """
 
     def __init__(
@@ -120,11 +108,7 @@ class FrozenEvaluator:
     def __call__(
         self, params: Any, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
-        """Runs all methods on all datasets.
-
-        Args:
-            params: parameters of the whole model.
-            stop: called before each batch; True ends the evaluation.
+        """Runs all methods on all datasets. `stop` is called before each batch.
 
         Returns:
             "fewshot/NAME/SHOTS_shot/...", "knn/NAME/...", "linear_probe/NAME/..." -> value, the
@@ -234,7 +218,6 @@ class FrozenEvaluator:
         return features
 
     def _key(self, dataset: _Dataset, source: Source) -> dict[str, Any]:
-        """Returns everything that the features depend on."""
         config = dataset.config
         device = self._mesh.devices.flat[0]
         return {

@@ -12,10 +12,8 @@ DRAWS = 4000
 def resample_means(values: Float[np.ndarray, "M *N"], images: str) -> Float[np.ndarray, "D *N"]:
     """Returns DRAWS means over images that are drawn with replacement.
 
-    Args:
-        values: one element per image.
-        images: name of the set of images. The same name and number of images give the same draws,
-            so that differences of two results are paired.
+    The same name `images` of a set and the same number of images give the same draws, so that
+    differences of two results are paired.
     """
     rng, size = generator(0, f"images: {images}", 0), len(values)
     return np.array([values[rng.integers(size, size=size)].mean(0) for _ in range(DRAWS)])
@@ -34,23 +32,14 @@ def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 def bootstrap_interval(
     values: Float[np.ndarray, "M *N"], images: str = "all"
 ) -> tuple[Float[np.ndarray, "*N"], Float[np.ndarray, "*N"]]:
-    """Returns the ends of the 95 % intervals of means over images; both the mean for one image.
-
-    Args:
-        values: one element per image.
-        images: name of the set of images, see `resample_means`.
-    """
+    """Returns the ends of the 95 % intervals of means over images; both the mean for one image."""
     draws = resample_means(values, images)
     low, high = np.quantile(draws, [0.025, 0.975], axis=0, method="hazen")
     return low, high
 
 
 def wilson_interval(share: float, total: int) -> tuple[float, float]:
-    """Returns the 95 % Wilson score interval of a share.
-
-    Args:
-        share: observed share in [0, 1], a multiple of 1 / total.
-        total: number of observations.
+    """Returns the 95 % Wilson score interval of a share, a multiple of 1 / total in [0, 1].
 
     Source: Wilson, 1927, doi:10.1080/01621459.1927.10502953.
 

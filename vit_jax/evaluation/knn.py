@@ -30,15 +30,7 @@ def knn_accuracies(
 ) -> Float[np.ndarray, " K"]:
     """Returns the top-1 accuracy for each number of neighbours.
 
-    Ties between neighbours or votes go to the lower index.
-
-    Args:
-        bank: features of the training examples.
-        bank_labels: classes of the training examples.
-        queries: features of the examples to classify.
-        labels: classes of the examples to classify.
-        neighbours: values of k; at most all training examples are used.
-        num_classes: C.
+    Ties between neighbours or votes go to the lower index. At most all training examples are used.
     """
     counts = tuple(min(k, len(bank)) for k in neighbours)
     rows = max(1, min(_SIMILARITIES // len(bank), _MOST_ROWS, len(queries)))

@@ -47,17 +47,10 @@ def probe_accuracies(
     by_gradient: bool,
     seed: int,
 ) -> Float[np.ndarray, " G"]:
-    """Returns the top-1 accuracy for each C.
+    """Returns the top-1 accuracy for each C, the inverse regularisation strength.
 
-    Args:
-        features: features of the training examples.
-        labels: classes of the training examples.
-        queries: features of the examples to classify.
-        query_labels: classes of the examples to classify.
-        strengths: values of C, the inverse regularisation strength.
-        num_classes: number of classes of the dataset.
-        by_gradient: train with Adam on minibatches instead of scikit-learn's L-BFGS.
-        seed: seed of the minibatch order.
+    `by_gradient` trains with Adam on minibatches, in an order that `seed` draws, instead of
+    scikit-learn's L-BFGS.
     """
     mean, std = _moments(features)
     if by_gradient:
@@ -94,13 +87,8 @@ def train_by_lbfgs(
 ) -> tuple[Float[np.ndarray, "G D C"], Float[np.ndarray, "G C"]]:
     """Trains with scikit-learn; returns kernels and intercepts for each C.
 
-    A class without training examples is never predicted.
-
-    Args:
-        scaled: features with mean 0 and standard deviation 1.
-        labels: classes.
-        strengths: values of C.
-        num_classes: number of classes of the dataset.
+    The features have mean 0 and standard deviation 1. A class without training examples is never
+    predicted.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -143,14 +131,7 @@ def train_by_gradient(
 ) -> tuple[Float[np.ndarray, "G D C"], Float[np.ndarray, "G C"]]:
     """Trains one probe for each C on the same minibatches; returns kernels and intercepts.
 
-    Args:
-        features: features before standardisation, which is done for each minibatch.
-        labels: classes.
-        strengths: values of C.
-        num_classes: number of classes of the dataset.
-        mean: mean of the features.
-        std: standard deviation of the features.
-        seed: seed of the minibatch order.
+    Each minibatch of the features is standardised by their `mean` and `std`.
     """
     count, width = features.shape
     rows = max(1, min(_BATCH_SIZE, count // _MIN_STEPS))

@@ -40,10 +40,7 @@ class Totals(Protocol):
 def jit_eval_step(eval_step: EvalStep, mesh: Mesh, *shardings: Any) -> EvalStep:
     """Returns the jitted step, with its outputs replicated on all devices.
 
-    Args:
-        eval_step: not jitted.
-        mesh: devices.
-        shardings: shardings of the parameters, then of the frozen arrays if there are any.
+    The shardings are those of the parameters, then of the frozen arrays if there are any.
     """
     replicated = NamedSharding(mesh, PartitionSpec())
     params, *frozen = shardings
@@ -60,16 +57,7 @@ def evaluate(
     totals: Totals,
     frozen: tuple[Any, ...] = (),
 ) -> dict[str, float]:
-    """Evaluates all batches of this host and returns the metrics.
-
-    Args:
-        eval_step: jitted.
-        params: the model's parameters.
-        batches: this host's rows.
-        mesh: devices.
-        totals: empty totals, to add up the outputs of the step.
-        frozen: frozen arguments of the step.
-    """
+    """Evaluates all batches of this host and returns the metrics. `totals` must be empty."""
     pending: list[dict[str, jax.Array]] = []
     for batch in batches:
         pending.append(eval_step(params, to_devices(batch, mesh), *frozen))

@@ -16,18 +16,15 @@ class MeanTotals:
         self._sums: dict[str, float] = {}
 
     def add(self, outputs: Mapping[str, np.ndarray]) -> None:
-        """Adds one batch."""
         for name, value in outputs.items():
             self._sums[name] = self._sums.get(name, 0.0) + value.item()
 
     def metrics(self) -> dict[str, float]:
-        """Returns metric name -> value."""
         count = self._sums["examples"]
         means = {name: total / count for name, total in self._sums.items() if name != "examples"}
         return {**means, "examples": count}
 
     def warnings(self) -> list[str]:
-        """Returns no warnings."""
         return []
 
     def write(self, folder: Path, name: str) -> None:

@@ -39,41 +39,24 @@ _PREFIXES = {"least_squares": "fewshot", "knn": "knn", "linear_probe": "linear_p
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """The features of a dataset.
-
-    Attributes:
-        train: training examples.
-        test: test examples, used only to measure accuracy.
-        held_out: examples to choose hyperparameters on; None: hold out examples of `train`.
-        class_names: in label order.
-        name: name of the training split, for messages.
-    """
+    """The features of a dataset."""
 
     train: Features
-    test: Features
-    held_out: Features | None
-    class_names: tuple[str, ...]
-    name: str
+    test: Features  # used only to measure accuracy
+    held_out: Features | None  # to choose hyperparameters on; None: hold out examples of `train`
+    class_names: tuple[str, ...]  # in label order
+    name: str  # of the training split, for messages
 
     @property
     def num_classes(self) -> int:
-        """C."""
         return len(self.class_names)
 
 
 def measure(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     """Runs the methods of a config.
 
-    Args:
-        splits: features.
-        config: the fewshot section.
-        name: name of the dataset in the metrics.
-
     Returns:
         Metric name -> value, and method -> details of how its hyperparameter was chosen, for JSON.
-
-    Raises:
-        DataError: a class has too few examples.
     """
     run = {"least_squares": _least_squares, "knn": _knn, "linear_probe": _linear_probe}
     metrics: dict[str, float] = {}
@@ -155,12 +138,7 @@ def _choose_on(
 
 
 def best(grid: Sequence[float], scores: np.ndarray, *, most: bool = True) -> float:
-    """Returns the value with the highest score.
-
-    Args:
-        grid: values.
-        scores: score of each value.
-        most: take the largest value among ties, otherwise the smallest.
+    """Returns the value with the highest score: the largest among ties, or the smallest.
 
     >>> best([1, 4, 16], np.array([0.5, 0.75, 0.75]))
     16

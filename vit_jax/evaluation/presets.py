@@ -38,35 +38,21 @@ _TABLE_2 = {
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        title: name of the test set in papers.
-        preset: its preset; None: a column that needs fine-tuning.
-        accuracy: top-1; None: not measured.
-        interval: 95 % interval of the accuracy over images (Wilson's).
-        accuracy_top5: top-5.
-        examples: number of images that count.
-        note: why it was not measured.
-    """
-
-    title: str
-    preset: str | None
-    accuracy: float | None = None
-    interval: tuple[float, float] | None = None
+    title: str  # of the test set in papers
+    preset: str | None  # None: a column that needs fine-tuning
+    accuracy: float | None = None  # top-1; None: not measured
+    interval: tuple[float, float] | None = None  # Wilson's 95 % interval over images
     accuracy_top5: float | None = None
-    examples: int = 0
-    note: str = ""
+    examples: int = 0  # number of images that count
+    note: str = ""  # why it was not measured
 
 
 def preset_rows(given: Sequence[str]) -> dict[str, str]:
     """Returns title -> preset, or a recipe of configs/, for names on a command line.
 
-    Args:
-        given: keys of `BENCHMARKS`, also with a slice; "all"; "table2".
-
-    Raises:
-        ConfigError: an unknown name.
+    The names are keys of `BENCHMARKS`, also with a slice; "all"; "table2".
 
     >>> preset_rows(["imagenet_v2[:1%]"])
     {'ImageNet V2[:1%]': 'imagenet_v2[:1%]'}
@@ -99,20 +85,10 @@ def evaluate_presets(
     batch_size: int,
     needs_all: bool,
 ) -> list[Score]:
-    """Evaluates weights on test sets; opens all of them first.
+    """Evaluates weights on the test sets of `preset_rows`; opens all of them first.
 
-    Args:
-        loaded: model with its preprocessing.
-        rows: from `preset_rows`.
-        checkpoint: its address, for the notes.
-        data_dir: folder of datasets; None: the default of TFDS.
-        mesh: devices.
-        batch_size: images per batch over all hosts.
-        needs_all: whether a dataset that is not there is an error; else its row says so.
-
-    Raises:
-        ModelError: the model has not ImageNet's classes, or its images are not square.
-        DataError: a dataset is missing, or all are.
+    With `needs_all`, a missing dataset is an error. Otherwise its row says so, unless all are
+    missing. `checkpoint` is an address, for the notes.
     """
     height, width = loaded.image_size
     if height != width:

@@ -37,13 +37,8 @@ def published_templates() -> dict[str, tuple[str, ...]]:
 def read_templates(text: str) -> tuple[str, ...]:
     """Returns the templates that a user means.
 
-    Args:
-        text: a name in `published_templates`, the path of a file with one template a line, or one
-            template with {} in the place of the name of the class.
-
-    Raises:
-        ConfigError: it is none of them, or a template has no {}.
-        FileError: the file cannot be read.
+    The text is a name in `published_templates`, the path of a file with one template a line, or one
+    template with {} in the place of the name of the class.
     """
     published = published_templates()
     if text in published:
@@ -66,14 +61,9 @@ def read_templates(text: str) -> tuple[str, ...]:
 def read_class_names(text: str | None, given: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the classes as they stand in captions.
 
-    Args:
-        text: path of a file with a name a line, in label order; None: the names of the dataset,
-            with spaces instead of underscores, or CLIP's names if they are ImageNet's numbers.
-        given: names of the dataset.
-
-    Raises:
-        DataError: another number of names than the dataset has, or the dataset has none.
-        FileError: the file cannot be read.
+    `text` is the path of a file with a name a line, in label order. Without it, they are the names
+    `given` by the dataset, with spaces instead of underscores, or CLIP's names if those are
+    ImageNet's numbers.
     """
     if text is None:
         if not given:

@@ -30,20 +30,13 @@ _READ = 256
 
 @dataclasses.dataclass(frozen=True)
 class Retrieval:
-    """Which queries are right.
+    """Which queries are right."""
 
-    Attributes:
-        images: bool[N, 3], for each image whether one of its captions is among the first 1, 5, 10.
-        texts: bool[M, 3], for each caption whether its image is.
-        owners: i32[M], the image of each caption.
-    """
-
-    images: Bool[np.ndarray, "N K"]
-    texts: Bool[np.ndarray, "M K"]
-    owners: Int[np.ndarray, " M"]
+    images: Bool[np.ndarray, "N K"]  # whether one of its captions is among the first 1, 5, 10
+    texts: Bool[np.ndarray, "M K"]  # for each caption, whether its image is
+    owners: Int[np.ndarray, " M"]  # the image of each caption
 
     def metrics(self) -> dict[str, float]:
-        """Returns metric name -> value."""
         found = {f"image_to_text/recall_at_{k}": self.images[:, i] for i, k in enumerate(RANKS)}
         found |= {f"text_to_image/recall_at_{k}": self.texts[:, i] for i, k in enumerate(RANKS)}
         counts = {"examples": float(len(self.images)), "captions": float(len(self.texts))}
@@ -68,15 +61,7 @@ class Retrieval:
 def evaluate_retrieval(model: TwoTowers, captions: Captions, images: EvaluatedImages) -> Retrieval:
     """Embeds all images and captions of a split and compares them.
 
-    Args:
-        model: a pair of towers, its parameters on the devices of the mesh.
-        captions: of the images.
-        images: the images.
-
-    Raises:
-        DataError: a caption is empty or not UTF-8, or there are fewer than two images.
-        ModelError: the tokenizer has another number of tokens than the text tower.
-        WeightsError: an embedding is not a finite number.
+    The model's parameters are on the devices of the mesh.
     """
     tokenizer = captions.tokenizer
     check_vocabulary(model.text.options, tokenizer.vocabulary_size, str(tokenizer.path))
@@ -97,11 +82,7 @@ def evaluate_retrieval(model: TwoTowers, captions: Captions, images: EvaluatedIm
 
 
 def captions_of(source: Source, captions: Captions, indices: Sequence[int]) -> list[list[str]]:
-    """Returns all captions of some examples.
-
-    Raises:
-        DataError: a caption is empty or not UTF-8. The error names the example.
-    """
+    """Returns all captions of some examples."""
     found = []
     for start in range(0, len(indices), _READ):
         for example in source.read(indices[start : start + _READ]):
@@ -122,15 +103,9 @@ def recalled(
 ) -> Bool[np.ndarray, "Q R"]:
     """Returns for each query whether a key of its owner is among the first 1, 5 and 10.
 
-    Keys are ranked by their product with the query; of equal ones, the first comes first. The
-    similarities are computed in blocks: never more than `block` squared are held.
-
-    Args:
-        queries: embeddings of length 1.
-        keys: embeddings of length 1.
-        query_owners: number of the image of each query.
-        key_owners: number of the image of each key.
-        block: queries and keys at a time.
+    The embeddings have length 1, and an owner is the number of an image. Keys are ranked by their
+    product with the query; of equal ones, the first comes first. The similarities are computed in
+    blocks: never more than `block` squared are held.
     """
     most = max(RANKS)
     found = np.empty((len(queries), len(RANKS)), bool)

@@ -31,16 +31,10 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """The same parameters in a model of another patch size.
+    """The same parameters in a model of another patch size."""
 
-    Attributes:
-        name: added to the names of splits: eval/SPLIT@NAME/METRIC.
-        eval_step: jitted.
-        preprocessing: preprocessing of evaluation.
-    """
-
-    name: str
-    eval_step: EvalStep
+    name: str  # added to the names of splits: eval/SPLIT@NAME/METRIC
+    eval_step: EvalStep  # jitted
     preprocessing: Preprocessing
 
 
@@ -63,13 +57,8 @@ class SplitEvaluator:
             matched to them by name.
 
     Attributes:
-        splits: name in the metrics -> split.
         names: names in the metrics, those of variants included.
         sources: name in the metrics -> examples.
-
-    Raises:
-        DataError: a split that does not exist.
-        ConfigError: a batch size that the number of devices does not divide.
     """
 
     def __init__(
@@ -130,17 +119,7 @@ class SplitEvaluator:
         frozen: tuple[Any, ...] = (),
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float] | None:
-        """Evaluates all splits.
-
-        Args:
-            eval_step: jitted.
-            params: the model's parameters.
-            frozen: frozen arguments of the step.
-            stop: called before each batch; if it returns True, the evaluation ends.
-
-        Returns:
-            "eval/SPLIT/METRIC" -> value, for the task's metrics; None if it was stopped.
-        """
+        """Returns "eval/SPLIT/METRIC" -> value; None if `stop`, called before a batch, ended it."""
         metrics = {}
         try:
             for name, source in self._cached.items():

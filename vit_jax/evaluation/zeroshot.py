@@ -40,20 +40,9 @@ def evaluate_zero_shot(
 ) -> dict[str, float] | None:
     """Returns accuracy_top1, accuracy_top5 (with more than five classes) and examples.
 
-    Args:
-        model: a pair of towers, its parameters on the devices of the mesh.
-        tokenizer: of the text tower.
-        images: labelled images, from `labelled_image`.
-        class_names: as they stand in a caption, in label order.
-        templates: texts with {} for the name of the class.
-        totals: empty totals, which then know which examples are right; None: new ones.
-        stop: called before each batch; True ends the evaluation, which then returns None.
-
-    Raises:
-        ConfigError: a template without {}.
-        DataError: another number of class names than classes.
-        ModelError: the tokenizer has another number of tokens than the text tower.
-        WeightsError: an embedding is not a finite number.
+    The model's parameters are on the devices of the mesh. `class_names` are in label order, as they
+    stand in a caption. `totals` must be empty; afterwards they know which examples are right.
+    `stop` is called before each batch; if it ends the evaluation, the result is None.
     """
     expected = len(images.source.class_names)
     if len(class_names) != expected:
@@ -97,16 +86,7 @@ def class_embeddings(
 ) -> Float[np.ndarray, "C E"]:
     """Returns an embedding for each class: the normalised mean over its normalised captions.
 
-    Args:
-        model: a pair of towers.
-        tokenizer: of the text tower.
-        class_names: C names.
-        templates: texts with {} for the name.
-        mesh: devices.
-        batch_size: texts per batch over all hosts.
-
-    Raises:
-        ConfigError: a template without {}, or no template.
+    `templates` have {} for the name.
     """
     check_templates(templates or ("",))
     count = len(templates)

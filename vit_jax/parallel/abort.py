@@ -14,12 +14,10 @@ def call_before_abort(action: Callable[[], None]) -> None:
     No Python runs in the signal handler, where it could hang. Two C functions handle the signal:
     that of `faulthandler` writes to a pipe, which wakes up the thread; then `sleep` of the C
     library is called with the number of the signal. So the abort is delayed by six seconds, or less
-    if the thread is faster. If the aborting thread holds the GIL, the function is not called.
+    if the thread is faster. If the aborting thread holds the GIL, the function is not called. The
+    function may exit.
 
     If `faulthandler` is already enabled, nothing is changed, because its tracebacks are wanted.
-
-    Args:
-        action: called in the thread. It may exit.
     """
     if faulthandler.is_enabled():
         return

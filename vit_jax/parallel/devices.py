@@ -40,11 +40,7 @@ def local_devices(launch: Launch | None) -> dict[str, Any]:
 def check_devices(found: list[dict[str, Any]]) -> None:
     """Checks that the run uses all allocated accelerators, and only one platform.
 
-    Args:
-        found: what `local_devices` returned on each process.
-
-    Raises:
-        ConfigError: accelerators are idle, or processes are on different platforms.
+    `found` has what `local_devices` returned on each process.
     """
     # Nodes are also distinguished by number, because emulated SLURM nodes share a host name.
     nodes: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
@@ -77,13 +73,7 @@ def check_devices(found: list[dict[str, Any]]) -> None:
 
 
 def print_devices(found: list[dict[str, Any]], cluster: str, console: Console) -> None:
-    """Prints a table of processes, hosts and devices.
-
-    Args:
-        found: what `local_devices` returned on each process.
-        cluster: what started the processes, see `Launch`.
-        console: where to print.
-    """
+    """Prints a table of processes, hosts and devices."""
     count = sum(len(row["ids"]) for row in found)
     table = Table(
         title=f"{len(found)} processes, {count} devices (started by {cluster})",

@@ -42,8 +42,7 @@ def coordination_client() -> CoordinationClient:
 def cluster_info(names: Sequence[str]) -> tuple[str, int, int] | None:
     """Returns coordinator, process count and process number from the first cluster that JAX finds.
 
-    Args:
-        names: names of JAX's cluster classes, e.g. "GkeTpuCluster".
+    The names are those of JAX's cluster classes, e.g. "GkeTpuCluster".
     """
     from jax._src import clusters
 

@@ -25,23 +25,14 @@ _FIRST_PORT, _PORTS = 61440, 4096
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How one of several processes was started.
+    """How one of several processes was started."""
 
-    Attributes:
-        cluster: what started it: "flags", or one of CLUSTERS.
-        coordinator: HOST:PORT where process 0 listens.
-        num_processes: number of processes of the run.
-        process_id: number of this process, from 0.
-        local_device_ids: which of the visible GPUs this process uses; None: all.
-        allocated: number of GPUs of this host that the scheduler gave to the run; None: unknown.
-    """
-
-    cluster: str
-    coordinator: str
+    cluster: str  # what started it: "flags", or one of CLUSTERS
+    coordinator: str  # HOST:PORT where process 0 listens
     num_processes: int
-    process_id: int
-    local_device_ids: tuple[int, ...] | None = None
-    allocated: int | None = None
+    process_id: int  # from 0
+    local_device_ids: tuple[int, ...] | None = None  # of the visible GPUs; None: all
+    allocated: int | None = None  # GPUs of this host that the scheduler gave; None: unknown
 
 
 def detect(
@@ -54,16 +45,7 @@ def detect(
 
     The arguments, which come from flags, override the environment variables
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID. Both override the values of
-    the cluster.
-
-    Args:
-        cluster: one of CLUSTERS.
-        coordinator: HOST:PORT where process 0 listens.
-        num_processes: number of processes of the run.
-        process_id: number of this process, from 0.
-
-    Raises:
-        ConfigError: a value is missing or impossible.
+    the cluster, which is one of CLUSTERS. The coordinator is HOST:PORT.
     """
     environ, found = os.environ, None
     if cluster in ("auto", "slurm") and (
@@ -190,14 +172,8 @@ def share_of_devices(
 ) -> tuple[int, ...] | None:
     """Returns the visible GPUs that a process should use; None: all.
 
-    Args:
-        visible: number of GPUs that the process sees.
-        processes: number of processes on this host.
-        index: number of this process on this host, from 0.
-        bound: whether the scheduler shows each process only its own GPUs.
-
-    Raises:
-        ConfigError: the GPUs cannot be divided evenly.
+    The counts are those of this host. `bound` says whether the scheduler shows each process only
+    its own GPUs.
 
     >>> share_of_devices(8, 1, 0, bound=False)
     >>> share_of_devices(8, 4, 1, bound=False)

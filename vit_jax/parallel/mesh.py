@@ -19,18 +19,11 @@ BATCH_SPEC = PartitionSpec(BATCH_AXES)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns a mesh with the axes data, fsdp and tensor.
+    """Returns a mesh with the axes data, fsdp and tensor, over all devices of all hosts by default.
 
-    Devices of several slices or nodes are arranged so that little crosses between them: `data`
-    goes over the slices first; what it leaves goes to `fsdp`; `tensor` stays inside a slice.
-
-    Args:
-        config: sizes of the axes; an axis of size -1 gets the remaining devices.
-        devices: devices of the mesh; None: all devices of all hosts.
-
-    Raises:
-        ConfigError: the product of the sizes is not the number of devices, or the axes cannot be
-            divided among the slices.
+    Devices of several slices or nodes are arranged so that little crosses between them: `data` goes
+    over the slices first; what it leaves goes to `fsdp`; `tensor` stays inside a slice. An axis of
+    size -1 gets the remaining devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = _axis_sizes(config, len(devices))
@@ -104,14 +97,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 def check_batch_size(mesh: Mesh, batch_size: int, key: str, microbatches: int = 1) -> None:
     """Checks that a batch divides evenly into microbatches and over the devices.
 
-    Args:
-        mesh: the mesh.
-        batch_size: global number of examples.
-        key: config key of the batch size, for the error.
-        microbatches: number of microbatches.
-
-    Raises:
-        ConfigError: it does not divide evenly.
+    The batch size is global. The config key is for the error.
     """
     shards = num_batch_shards(mesh)
     unit = shards * microbatches

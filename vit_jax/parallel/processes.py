@@ -67,22 +67,15 @@ _SENT = "vit_jax/sent"
 
 @dataclasses.dataclass
 class _Run:
-    """This process's connection to the others.
-
-    Attributes:
-        client: client of the coordination service.
-        process: number of this process.
-        peer_timeout_s: see `connected`.
-        hosts: host name of each process.
-        ended: set when this process has finished, or has itself failed.
-        gathers: counts the calls of `gather`.
-    """
+    """This process's connection to the others."""
 
     client: CoordinationClient
-    process: int
-    peer_timeout_s: float
-    hosts: list[str]
+    process: int  # number of this process
+    peer_timeout_s: float  # see `connected`
+    hosts: list[str]  # host name of each process
+    # Set when this process has finished, or has itself failed.
     ended: threading.Event = dataclasses.field(default_factory=threading.Event)
+    # Counts the calls of `gather`.
     gathers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     def name(self, process: int) -> str:
@@ -123,8 +116,7 @@ class _Run:
     def _check_heartbeats(self, last: dict[int, tuple[str, float]]) -> None:
         """Ends the run if a process is lost.
 
-        Args:
-            last: process -> its last heartbeat and when it was first seen; updated.
+        `last` maps a process to its last heartbeat and when it was first seen; it is updated.
         """
         now = time.monotonic()
         for key, beat in self.client.key_value_dir_get(f"{_HEARTBEATS}/"):
@@ -164,9 +156,6 @@ def connected(
         peer_timeout_s: time after which a process without a heartbeat is considered lost.
         cancelled: called repeatedly while this process waits for the others. If it returns True,
             this process exits.
-
-    Raises:
-        ConfigError: a run of one process leaves accelerators idle.
     """
     global _run
     if launch is None:
@@ -209,15 +198,9 @@ def is_first_host() -> bool:
 
 
 def gather(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[Any]:
-    """Returns the values of all processes, in the order of their numbers.
+    """Returns the JSON values of all processes, in the order of their numbers.
 
-    Args:
-        name: name of this point of the program, for the error if a process does not reach it.
-        value: JSON.
-        timeout_s: time limit for all processes to call this.
-
-    Raises:
-        HostsError: a process did not call this in time. The error names it.
+    If a process does not call this in time, the error names it and this point of the program.
     """
     _check_connected()
     if _run is None:
@@ -232,14 +215,10 @@ def gather(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[
 
 
 def send_to_first_host(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[Any]:
-    """Returns the values of all processes on process 0, and the own value on the others.
+    """Returns the JSON values of all processes on process 0, and only the own value on the others.
 
-    Unlike `gather`, a background thread may call this, at any time.
-
-    Args:
-        name: names these values; another call with the same name must come after this one ended.
-        value: JSON.
-        timeout_s: time limit for all processes to call this.
+    Unlike `gather`, a background thread may call this, at any time. Another call with the same name
+    must come after this one ended.
     """
     run = _run
     if run is None:
@@ -257,11 +236,7 @@ def send_to_first_host(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT
 
 
 def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
-    """Waits until all processes call this.
-
-    Raises:
-        HostsError: a process did not call this in time. The error names it.
-    """
+    """Waits until all processes call this; an error names those that do not in time."""
     _check_connected()
     if _run is not None:
         with name_late_processes(timeout_s):
@@ -271,21 +246,14 @@ def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
 def on_first_host(
     name: str, action: Callable[[], Any], timeout_s: float = BARRIER_TIMEOUT_S
 ) -> Any:
-    """Calls a function on process 0 only and returns its result on all processes.
-
-    Args:
-        name: see `gather`.
-        action: returns JSON.
-        timeout_s: time limit for the action.
-    """
+    """Calls a function on process 0 only and returns its result, JSON, on all processes."""
     return gather(name, action() if is_first_host() else None, timeout_s)[0]
 
 
 class StopAgreement:
     """Makes all processes stop at the same step if one of them is asked to stop.
 
-    Args:
-        requested: returns whether a signal handler in Python has asked this process to stop.
+    `requested` returns whether a signal handler in Python has asked this process to stop.
     """
 
     def __init__(self, requested: Callable[[], bool]):
@@ -310,14 +278,7 @@ class StopAgreement:
 
 @contextlib.contextmanager
 def name_late_processes(timeout_s: float | None = None) -> Iterator[None]:
-    """Converts barrier errors of JAX and Orbax to a HostsError that names the late processes.
-
-    Args:
-        timeout_s: time limit of the barrier, for the message.
-
-    Raises:
-        HostsError: a process did not reach the barrier in time.
-    """
+    """Converts barrier errors of JAX and Orbax to a HostsError that names the late processes."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -380,11 +341,7 @@ def _initialize_jax(
 
 
 def _check_port(address: str) -> None:
-    """Raises ConfigError if the port is in use, because JAX would share it silently.
-
-    Args:
-        address: HOST:PORT on which process 0 will listen.
-    """
+    """Raises ConfigError if a port (of HOST:PORT) is in use: JAX would share it silently."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     host = "" if host == "::" else host  # Some hosts have no IPv6.
@@ -437,12 +394,7 @@ def end_run(error: UserError) -> NoReturn:
 
 
 def _fail(error: BaseException, prefix: str) -> NoReturn:
-    """Makes all processes exit because of an error in this one.
-
-    Args:
-        error: the error.
-        prefix: put before the line that the other processes print.
-    """
+    """Makes all processes exit because of an error in this one. The others print `prefix` first."""
     run = _run
     broken_collective = isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(
         "RESOURCE_EXHAUSTED"
@@ -492,9 +444,7 @@ def _check_connected() -> None:
 def _print_error(line: str, error: BaseException | None = None) -> None:
     """Prints the error line of this process. Only one thread prints; others wait for the exit.
 
-    Args:
-        line: the line.
-        error: print its traceback first.
+    The traceback of `error` comes first.
     """
     if not _printing.acquire(blocking=False):
         threading.Event().wait(4 * _EXIT_TIMEOUT_S)

@@ -38,14 +38,8 @@ PRESETS: dict[Preset, Rules] = {
 def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
     """Returns the rules of a config, followed by the rules of its preset.
 
-    Args:
-        config: the mesh section.
-        params: the parameters or their shapes.
-        mesh: the mesh.
-
-    Raises:
-        ConfigError: a rule of the config matches no parameter, or no parameter is sharded over
-            `tensor`, so that the devices of this axis would all do the same work.
+    A rule of the config that matches no parameter is an error. So is a `tensor` axis over which no
+    parameter is sharded, because its devices would all do the same work.
     """
     leaves = named_leaves(params)
     for pattern, rule in config.rules:
@@ -74,16 +68,7 @@ def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
 
 
 def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> Any:
-    """Returns the value of the first pattern that matches a whole name.
-
-    Args:
-        name: name of a parameter.
-        patterns: (regular expression, value) pairs.
-        key: config key of the patterns, for the error.
-
-    Raises:
-        ConfigError: no pattern matches.
-    """
+    """Returns the value of the first pattern that matches a whole name."""
     for pattern, value in patterns:
         if re.fullmatch(pattern, name):
             return value
@@ -117,12 +102,6 @@ def state_shardings(
 
     Leaves that belong to a parameter (first and second moments, EMA) have its sharding: their name
     ends in the parameter's name and they have its shape. All other leaves are replicated.
-
-    Args:
-        state: tree of arrays or shapes.
-        params: the parameters or their shapes.
-        mesh: the mesh.
-        rules: rules for the parameters.
     """
     shardings = named_leaves(parameter_shardings(params, mesh, rules))
     shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}

@@ -19,13 +19,9 @@ def slice_of_devices(devices: Sequence[Any], slices: int = -1) -> list[int]:
     larger. CPU devices do not, so they are one slice, unless `slices` cuts them. The number of a
     process says nothing about slices, because several processes may run on one node.
 
-    Args:
-        devices: devices in the order of `jax.devices()`, or of a mesh of `make_mesh`.
-        slices: `mesh.slices`. -1: what the devices say. Another number must be equal to what they
-            say; devices that say nothing are cut into so many equal groups, in order.
-
-    Raises:
-        ConfigError: the devices say another number, or the slices have different sizes.
+    The devices are in the order of `jax.devices()`, or of a mesh of `make_mesh`. `slices` is
+    `mesh.slices`. -1: what the devices say. Another number must be equal to what they say; devices
+    that say nothing are cut into so many equal groups, in order.
     """
     stated = stated_slices(devices)
     if stated is None:

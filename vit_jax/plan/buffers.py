@@ -23,19 +23,12 @@ _FORWARDED = {
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """Arrays of one shape from one part of the step that are alive at the memory peak.
+    """Arrays of one shape from one part of the step that are alive at the memory peak."""
 
-    Attributes:
-        shape: e.g. "bf16[24,32,197,1024]".
-        part: part of the step that creates them.
-        count: number of arrays.
-        bytes: total size, including tile padding.
-    """
-
-    shape: str
-    part: str
-    count: int
-    bytes: int
+    shape: str  # e.g. "bf16[24,32,197,1024]"
+    part: str  # part of the step that creates them
+    count: int  # number of arrays
+    bytes: int  # total size, including tile padding
 
 
 @dataclasses.dataclass
@@ -52,9 +45,7 @@ _Values = list[_Value | None]
 def find_buffers(program: Program, text: str) -> list[Buffer]:
     """Returns the arrays that are alive at the memory peak, the largest first.
 
-    Args:
-        program: the scheduled program of one device.
-        text: text of the program. Its first line lists the results that overwrite an argument.
+    The first line of the program's text lists the results that overwrite an argument.
     """
     kept = _donated_results(text.partition("\n")[0])
     _, live = _peak_memory(program, program.entry, None, kept)
@@ -76,11 +67,8 @@ def _peak_memory(
 ) -> tuple[int, list[_Value]]:
     """Returns the peak memory of a computation's arrays in bytes, and the arrays alive at the peak.
 
-    Args:
-        program: the program.
-        name: name of the computation.
-        arguments: values of its parameters, which the caller counts.
-        kept: indices of results that overwrite an argument and need no memory.
+    The caller counts the values of the `arguments`. Results in `kept`, given by their indices,
+    overwrite an argument and need no memory.
     """
     computation = program.computations.get(name, {})
     held: dict[str, _Values] = {}

@@ -27,17 +27,11 @@ from vit_jax.train.step_choice import StepChoice
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The properties of a dataset that a step and a run depend on.
-
-    Attributes:
-        num_classes: C.
-        num_examples: examples per epoch.
-        source: source of these numbers, for messages.
-    """
+    """The properties of a dataset that a step and a run depend on."""
 
     num_classes: int
-    num_examples: int
-    source: str
+    num_examples: int  # per epoch
+    source: str  # of these numbers, for messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,57 +56,35 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Memory that a device needs."""
         return sum(self.state.values()) + self.temporaries + self.program
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The memory and speed estimates of a run.
-
-    Attributes:
-        config: the run.
-        chip: published specification of a device.
-        mesh: axis -> number of devices.
-        sizes: classes and examples.
-        total_steps: steps of the run.
-        parameters: number of parameters.
-        memory: memory of a device.
-        work: work of a step on a device.
-        collectives: collectives of a step; empty if it did not compile.
-        unknown_loops: number of loops with an unknown number of iterations; they count once.
-        compile_s: time to trace and compile the step.
-        compiled: False if the compiler ran out of the chip's memory.
-        movers: what moves the bytes of device memory, the largest first; empty if it did not
-            compile.
-        slices: number of slices or nodes.
-        choice: how the step is executed.
-    """
+    """The memory and speed estimates of a run."""
 
     config: Config
     chip: Chip
-    mesh: dict[str, int]
+    mesh: dict[str, int]  # axis -> number of devices
     sizes: Sizes
     total_steps: int
-    parameters: int
-    memory: Memory
-    work: Work
-    collectives: tuple[Collectives, ...]
-    unknown_loops: int
-    compile_s: float
-    compiled: bool
+    parameters: int  # number of parameters
+    memory: Memory  # of a device
+    work: Work  # of a step on a device
+    collectives: tuple[Collectives, ...]  # of a step; empty if it did not compile
+    unknown_loops: int  # loops with an unknown number of iterations; they count once
+    compile_s: float  # to trace and compile the step
+    compiled: bool  # False if the compiler ran out of the chip's memory
     choice: StepChoice
-    movers: tuple[Mover, ...] = ()
-    slices: int = 1
+    movers: tuple[Mover, ...] = ()  # of bytes of device memory, the largest first
+    slices: int = 1  # slices or nodes
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return math.prod(self.mesh.values())
 
     @property
     def roofline(self) -> Roofline:
-        """Shortest times of a step."""
         return Roofline(self.work, self.chip)
 
     @property
@@ -131,13 +103,7 @@ class Plan:
 def find_sizes(config: Config, num_classes: int | None, num_examples: int | None) -> Sizes:
     """Returns the number of classes and examples: as given, as published, or read from the data.
 
-    Args:
-        config: the run. Its data are opened only if a number is neither given nor published.
-        num_classes: value from the command line.
-        num_examples: value from the command line.
-
-    Raises:
-        DataError: a number is unknown and the data are not available.
+    The data are opened only if a number is neither given nor published.
     """
     sources = ["as given"] if num_classes or num_examples else []
     if config.data.captions.tokenizer is not None:
@@ -168,14 +134,7 @@ def find_sizes(config: Config, num_classes: int | None, num_examples: int | None
 def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> Plan:
     """Compiles the training step of a run for some devices and measures the compiled program.
 
-    Args:
-        config: the run; its data are not opened.
-        devices: real or abstract devices.
-        chip: published specification of one of them.
-        sizes: classes and examples.
-
-    Raises:
-        ConfigError, ModelError: sizes are incompatible.
+    The devices are real or abstract, and `chip` is one of them. The data of the run are not opened.
     """
     mesh = make_mesh(config.mesh, devices)
     slices = slice_of_devices(list(mesh.devices.flat), config.mesh.slices)

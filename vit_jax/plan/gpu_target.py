@@ -11,18 +11,12 @@ class Architecture:
 
     Source: "Compute Capabilities" of NVIDIA's CUDA programming guide, and its tuning guides for
     Ampere, Ada, Hopper and Blackwell.
-
-    Attributes:
-        capability: compute capability, (major, minor).
-        fpus: float32 units of a multiprocessor.
-        shared_kib: shared memory of a multiprocessor in KiB. A block can use all but one KiB.
-        threads: most threads of a multiprocessor at the same time.
     """
 
-    capability: tuple[int, int]
-    fpus: int
-    shared_kib: int
-    threads: int
+    capability: tuple[int, int]  # compute capability, (major, minor)
+    fpus: int  # float32 units of a multiprocessor
+    shared_kib: int  # shared memory of a multiprocessor; a block can use all but one KiB
+    threads: int  # most threads of a multiprocessor at the same time
 
 
 AMPERE = Architecture((8, 0), 64, 164, 2048)
@@ -34,18 +28,11 @@ BLACKWELL = Architecture((10, 0), 128, 228, 2048)
 
 @dataclasses.dataclass(frozen=True)
 class GpuTarget:
-    """What XLA needs to know about a GPU, besides its memory and bandwidth.
-
-    Attributes:
-        architecture: its multiprocessors.
-        cores: number of multiprocessors.
-        clock_ghz: highest (boost) clock.
-        l2_mib: L2 cache in MiB.
-    """
+    """What XLA needs to know about a GPU, besides its memory and bandwidth."""
 
     architecture: Architecture
-    cores: int
-    clock_ghz: float
+    cores: int  # number of multiprocessors
+    clock_ghz: float  # highest (boost) clock
     l2_mib: float
 
 
@@ -74,13 +61,7 @@ def target_config(
 
     XLA chooses fusions, tiles and layouts by it. The limits on threads, blocks and registers are
     the same for all GPUs since compute capability 8.0. The CUDA and cuDNN versions are those that
-    JAX 0.10 is built for.
-
-    Args:
-        target: the GPU.
-        description: its `Device.device_kind`, e.g. "NVIDIA H200".
-        memory_bytes: device memory.
-        memory_bandwidth: bytes/s of it.
+    JAX 0.10 is built for. The bandwidth is in bytes/s.
 
     >>> text = target_config(GPU_TARGETS["h200"], "NVIDIA H200", 141e9, 4800e9)
     >>> "core_count: 132" in text, "shared_memory_per_block_optin: 232448" in text

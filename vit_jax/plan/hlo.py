@@ -27,21 +27,13 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Shape and memory space of one array.
+    """Shape and memory space of one array."""
 
-    Attributes:
-        dtype: XLA's name of the type, e.g. "bf16".
-        dims: dimensions.
-        space: memory space; 0 is device memory (HBM), others are on the chip.
-        bytes: total size of the elements.
-        padded_bytes: size in memory, including the padding of the layout's tiles.
-    """
-
-    dtype: str
+    dtype: str  # XLA's name of the type, e.g. "bf16"
     dims: tuple[int, ...]
-    space: int
-    bytes: int
-    padded_bytes: int
+    space: int  # 0 is device memory (HBM), others are on the chip
+    bytes: int  # of all elements
+    padded_bytes: int  # in memory, including the padding of the layout's tiles
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -49,25 +41,15 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
+    """One line of a computation."""
 
-    Attributes:
-        name: name without "%".
-        opcode: e.g. "fusion".
-        arrays: its results. A nested tuple is flattened.
-        operands: names of its operands.
-        text: the attributes after the operands.
-        called: (role, computation) pairs.
-        root: whether it is the result of its computation.
-    """
-
-    name: str
-    opcode: str
-    arrays: tuple[Array, ...]
-    operands: tuple[str, ...]
-    text: str
-    called: tuple[tuple[str, str], ...]
-    root: bool
+    name: str  # without "%"
+    opcode: str  # e.g. "fusion"
+    arrays: tuple[Array, ...]  # its results; a nested tuple is flattened
+    operands: tuple[str, ...]  # their names
+    text: str  # the attributes after the operands
+    called: tuple[tuple[str, str], ...]  # (role, computation)
+    root: bool  # whether it is the result of its computation
 
     @property
     def op_name(self) -> str:
@@ -90,18 +72,13 @@ Computation = dict[str, Instruction]
 class Program:
     """A compiled program.
 
-    Attributes:
-        computations: name -> instructions by name, in the order of execution.
-        entry: name of the entry computation.
-        runs: number of runs of each computation in one execution of the program. Computations
-            inside fusions, and reducers, run as often as their caller.
-        unknown_loops: loops with an unknown number of iterations; they count once.
+    Computations inside fusions, and reducers, run as often as their caller.
     """
 
-    computations: dict[str, Computation]
-    entry: str
-    runs: dict[str, int]
-    unknown_loops: tuple[str, ...]
+    computations: dict[str, Computation]  # by name
+    entry: str  # name of the entry computation
+    runs: dict[str, int]  # of each computation in one execution of the program
+    unknown_loops: tuple[str, ...]  # with an unknown number of iterations; they count once
 
     def executed(self) -> Iterator[tuple[Instruction, Computation, int]]:
         """Yields (instruction, its computation, runs) for all instructions outside fusions."""

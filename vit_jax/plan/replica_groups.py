@@ -13,13 +13,11 @@ _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
 def replica_groups(text: str, devices: int) -> list[list[int]]:
-    """Returns the groups of devices of a collective.
+    """Returns the groups of devices of a collective; without groups in the text, all are one group.
 
-    Args:
-        text: attributes with `replica_groups`. XLA writes them as lists {{0,1},{2,3}}; as
-            [groups,size]<=[4,2]T(1,0), which is a reshaped and transposed iota; or as axes of a
-            mesh, mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}. 'a':(2)2 is a part of an axis.
-        devices: number of all devices; they are one group if the text has no groups.
+    XLA writes `replica_groups` as lists {{0,1},{2,3}}; as [groups,size]<=[4,2]T(1,0), which is a
+    reshaped and transposed iota; or as axes of a mesh, mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0))
+    {'a'}. 'a':(2)2 is a part of an axis.
 
     >>> replica_groups("replica_groups={{0,1},{2,3}}", 4)
     [[0, 1], [2, 3]]

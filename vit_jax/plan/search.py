@@ -23,23 +23,14 @@ MeshShape = tuple[int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One setting of a search and its plan.
-
-    Attributes:
-        batch_size: global batch size.
-        mesh: devices along data, fsdp, tensor.
-        preset: sharding preset.
-        remat: remat policy.
-        plan: None if the setting is impossible.
-        problem: why it is impossible, else "".
-    """
+    """One setting of a search and its plan."""
 
     batch_size: int
-    mesh: MeshShape
+    mesh: MeshShape  # devices along data, fsdp, tensor
     preset: Preset
     remat: Remat
-    plan: Plan | None
-    problem: str = ""
+    plan: Plan | None  # None if the setting is impossible
+    problem: str = ""  # why it is impossible
 
 
 def meshes(config: Config, devices: int, slices: int = 1) -> list[MeshShape]:
@@ -123,16 +114,9 @@ def search(
     """Plans settings one by one and yields each result.
 
     For each mesh and preset (see `placements`), tries the largest batch first, and for each batch
-    the policy that recomputes least. The first setting that fits ends the search of that mesh and
-    preset: recomputing more costs FLOPs, and smaller batches move the same parameters for fewer
-    images.
-
-    Args:
-        config: the run.
-        batch_sizes: global batch sizes.
-        mesh_sizes: (data, fsdp, tensor) of each mesh.
-        remats: remat policies, sorted by increasing recomputation.
-        plan: config -> Plan.
+    the policy that recomputes least, which must be first in `remats`. The first setting that fits
+    ends the search of that mesh and preset: recomputing more costs FLOPs, and smaller batches move
+    the same parameters for fewer images.
     """
     for mesh, preset in placements(config, mesh_sizes):
         for batch_size, remat in itertools.product(sorted(set(batch_sizes), reverse=True), remats):
@@ -176,11 +160,7 @@ def default_batch_sizes(config: Config, devices: int) -> list[int]:
 
 
 def parse_meshes(text: str) -> list[MeshShape]:
-    """Parses meshes such as "16,1,1;1,16,1".
-
-    Raises:
-        ConfigError: a mesh without three positive numbers.
-    """
+    """Parses meshes such as "16,1,1;1,16,1"."""
     found = []
     for part in text.split(";"):
         sides = part.split(",")

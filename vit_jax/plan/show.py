@@ -37,13 +37,9 @@ _UNKNOWN = "unknown"
 
 
 def show_plan(plan: Plan, console: Console, assumed_mfu: float, movers: int = 0) -> None:
-    """Prints a plan.
+    """Prints a plan, with `movers` of the largest movers of memory.
 
-    Args:
-        plan: the plan.
-        console: prints it.
-        assumed_mfu: MFU for the last estimate of the whole run.
-        movers: how many of the largest movers of memory to print.
+    `assumed_mfu` is for the last estimate of the whole run.
     """
     _print(console, _title(plan), "bold")
     _print(console, _subtitle(plan))
@@ -294,9 +290,7 @@ def mean_step_s(plans: Mapping[str, tuple[float, Plan]]) -> float | None:
 def show_variants(plans: Mapping[str, tuple[float, Plan]], console: Console) -> None:
     """Prints the cost of a step at each size of a flexible model, and their mean.
 
-    Args:
-        plans: name -> (probability of a step of this size, plan).
-        console: prints it.
+    `plans` maps the name of a size to the probability of a step of this size, and its plan.
     """
     table = plain_table("size", right=("of steps", "GFLOPs an image", "memory", "ms", "images/s"))
     for name, (share, plan) in plans.items():

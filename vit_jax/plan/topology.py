@@ -61,9 +61,6 @@ class Topology:
 def parse_topology(name: str) -> Topology:
     """Parses the name of a topology.
 
-    Raises:
-        ConfigError: the kind of device is unknown, or no slice has this shape.
-
     >>> parse_topology("v5e:4x4").shape
     (4, 4)
     >>> parse_topology("2*v5e:4x4").slices
@@ -176,12 +173,7 @@ def prepare(topology: Topology) -> None:
 
 
 def find_devices(topology: Topology) -> list[Any]:
-    """Returns real devices, or abstract ones for which programs can only be compiled.
-
-    Raises:
-        MissingLibraryError: the TPU or GPU compiler is not installed.
-        ConfigError: the slice does not exist, or this machine has fewer devices.
-    """
+    """Returns real devices, or abstract ones for which programs can only be compiled."""
     if topology.platform == "tpu":
         return _tpu_devices(topology)
     if topology.platform == "gpu" and not topology.is_here:
@@ -286,9 +278,6 @@ def with_nodes(config: Config, topology: Topology) -> Config:
     """Returns a config that divides GPUs that are not there into the nodes of the topology.
 
     JAX does not number the nodes of such GPUs, so `mesh.slices` must say how many there are.
-
-    Raises:
-        ConfigError: the config says another number of nodes.
     """
     if topology.platform != "gpu" or topology.is_here:
         return config

@@ -35,12 +35,9 @@ def count_bytes(program: Program) -> int:
 def bytes_moved(
     instruction: Instruction, computation: Computation, computations: dict[str, Computation]
 ) -> int:
-    """Returns the bytes that one run of an instruction reads from and writes to device memory.
+    """Returns the bytes that one run of an instruction, outside fusions, reads and writes.
 
-    Args:
-        instruction: an instruction outside fusions.
-        computation: the computation that contains it.
-        computations: all computations of the program.
+    Only device memory counts.
     """
     if _forwards_only(instruction):
         return 0
@@ -196,23 +193,14 @@ _COLLECTIVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """All collectives of a step with the same kind, group size and part of the step.
+    """All collectives of a step with the same kind, group size and part of the step."""
 
-    Attributes:
-        kind: e.g. "all-reduce".
-        group: number of devices in each group.
-        part: part of the step.
-        count: number of collectives in a step.
-        bytes: total size of their values: after gathering, or before reducing.
-        between: bytes that each device receives from other slices or nodes in a step.
-    """
-
-    kind: str
-    group: int
-    part: str
-    count: int
-    bytes: int
-    between: float = 0.0
+    kind: str  # e.g. "all-reduce"
+    group: int  # number of devices in each group
+    part: str  # of the step
+    count: int  # in a step
+    bytes: int  # total size of their values: after gathering, or before reducing
+    between: float = 0.0  # bytes that each device receives from other slices or nodes in a step
 
     @property
     def received(self) -> float:
@@ -232,12 +220,8 @@ def find_collectives(
     """Returns the collectives of a program, sorted by decreasing received bytes.
 
     The compiler may split a collective into several instructions with the same channel; they count
-    once. Collectives of a single device do not count.
-
-    Args:
-        program: program of one of several devices.
-        devices: number of devices of the mesh, the group size of collectives without groups.
-        slices: slice or node of each device, in the order of the mesh; None: there is one.
+    once. Collectives of a single device do not count. Those without groups are of all `devices`.
+    `slices` has the slice or node of each device, in the order of the mesh; None: there is one.
     """
     slices = [0] * devices if slices is None else slices
     by_channel: dict[str, Collectives] = {}
@@ -335,11 +319,8 @@ def bytes_between_slices(
     a lower bound: in an all-reduce every slice first adds up its own values, sends each sum once,
     and passes on inside what it receives. If slices differ, the one that receives most counts.
 
-    Args:
-        kind: kind of the collective.
-        size: bytes of its value: after gathering, or before reducing.
-        groups: devices of each group; (source, target) for a collective-permute.
-        slices: slice or node of each device.
+    The `size` of the value is in bytes, after gathering or before reducing. `groups` have the
+    devices of each group, or (source, target) of a collective-permute.
 
     >>> bytes_between_slices("all-reduce", 100, [[0, 1, 2, 3]], [0, 0, 1, 1])  # 2 * 1/2 of 50
     50.0

@@ -15,30 +15,21 @@ MAX_POINTS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """One series in a panel.
+    """One series in a panel. `x`, `y`, `low` and `high` are sequences or arrays [n].
 
-    Attributes:
-        series: name in the legend.
-        look: "colour" (light, dark), "symbol" and "dash", see `style.page_look`.
-        kind: "means", "runs" (faint points behind means), "curve", "end" (the end of a run without
-            a result), "band" (between low and high) or "bars".
-        x: places: a sequence, or an array [n].
-        y: values, one per place; shares of bars.
-        low: lower ends of intervals; [] if there are none.
-        high: upper ends.
-        n: runs in each mean.
-        runs: the `Run` that each point belongs to; None where it is a mean.
+    `kind` is "means", "runs" (faint points behind means), "curve", "end" (the end of a run without
+    a result), "band" (between low and high) or "bars".
     """
 
-    series: str
-    look: Mapping[str, Any]
+    series: str  # name in the legend
+    look: Mapping[str, Any]  # "colour" (light, dark), "symbol" and "dash", see `style.page_look`
     kind: str
     x: Any
-    y: Any
-    low: Any = ()
+    y: Any  # shares of bars
+    low: Any = ()  # lower ends of intervals
     high: Any = ()
-    n: Sequence[int] = ()
-    runs: Sequence[Any] = ()
+    n: Sequence[int] = ()  # runs in each mean
+    runs: Sequence[Any] = ()  # the `Run` that each point belongs to; None where it is a mean
 
     def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
         """Returns its columns without empty ones; runs become their number on the page."""
@@ -53,25 +44,15 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A panel of a chart.
-
-    Attributes:
-        title: heading.
-        x: title of the x-axis.
-        y: title of the y-axis.
-        traces: what it shows.
-        log_x: whether the x-axis is logarithmic.
-        log_y: whether the y-axis is logarithmic.
-        rows: names of the rows, if the y-axis has no numbers.
-    """
+    """A panel of a chart."""
 
     title: str
-    x: str
-    y: str
+    x: str  # title of the axis
+    y: str  # title of the axis
     traces: list[Trace]
     log_x: bool = False
     log_y: bool = False
-    rows: list[str] = dataclasses.field(default_factory=list)
+    rows: list[str] = dataclasses.field(default_factory=list)  # if the y-axis has no numbers
 
     def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
         """Returns the panel as JSON, without traces that have no point."""

@@ -12,11 +12,7 @@ _MAX_COUNTS, _MAX_NAMES = 20, 60
 
 
 def draw_confusions(workdir: Path) -> list[Path]:
-    """Draws every report/confusion-SPLIT.csv of a run that has no up-to-date picture.
-
-    Returns:
-        The new pictures' paths.
-    """
+    """Draws each report/confusion-SPLIT.csv without an up-to-date picture; returns the new ones."""
     drawn = []
     for table in sorted((workdir / "report").glob("confusion-*.csv")):
         picture = table.with_suffix(".png")

@@ -28,44 +28,26 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture, written as PNG and SVG, and its chart.
-
-    Attributes:
-        title: heading.
-        notes: sentences below the picture.
-        file: name without a suffix.
-        panels: the interactive chart of the page.
-    """
+    """A picture, written as PNG and SVG, and its chart."""
 
     title: str
-    notes: list[str]
-    file: str
-    panels: list[Panel]
+    notes: list[str]  # sentences below the picture
+    file: str  # name without a suffix
+    panels: list[Panel]  # the interactive chart of the page
 
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """A whole report.
-
-    Attributes:
-        title: heading.
-        question: the question that the runs answer; "" if not given.
-        states: number of runs in each state.
-        sections: heading -> tables or pictures; sections without any are left out.
-        csv: one row per run with all columns, for runs.csv.
-        left_out: number of runs with damaged files, which are in no table.
-        runs: all runs, in the order of the rows of `csv`.
-        above: the folder whose path the report does not show; None: there is none.
-    """
+    """A whole report."""
 
     title: str
     question: str
-    states: dict[str, int]
-    sections: dict[str, list[Any]]
-    csv: pd.DataFrame
-    left_out: int = 0
-    runs: list[Run] = dataclasses.field(default_factory=list)
-    above: Path | None = None
+    states: dict[str, int]  # number of runs in each state
+    sections: dict[str, list[Any]]  # heading -> tables or pictures
+    csv: pd.DataFrame  # one row per run with all columns, for runs.csv
+    left_out: int = 0  # number of runs with damaged files, which are in no table
+    runs: list[Run] = dataclasses.field(default_factory=list)  # in the order of the rows of `csv`
+    above: Path | None = None  # the folder whose path the report does not show
 
     @property
     def scores(self) -> list[Table]:
@@ -74,7 +56,6 @@ class Content:
 
     @property
     def pictures(self) -> list[Picture]:
-        """All pictures."""
         return [p for items in self.sections.values() for p in items if isinstance(p, Picture)]
 
     @property
@@ -100,16 +81,10 @@ class Content:
 
 
 def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
-    """Makes the tables and pictures of a report.
+    """Makes the tables and pictures of a report; pictures are written to `folder`.
 
-    Args:
-        found: the runs.
-        request: what to show. Fields that are None come from the sweep files, or else are chosen to
-            fit the runs.
-        folder: where pictures are written.
-
-    Raises:
-        ConfigError: no run has a requested column or metric.
+    Fields of the request that are None come from the sweep files, or else are chosen to fit the
+    runs.
     """
     asked, frame = _with_sweeps(found, request), run_frame(found.runs)
     palette = Palette(asked.families)

@@ -40,13 +40,7 @@ def draw_learning_curves(
 ) -> list[Drawing]:
     """Draws training loss and main score of many runs, five rows of panels to a picture.
 
-    Args:
-        request: what to draw.
-        frame: of all runs; those without steps in metrics.jsonl are left out.
-        palette: colours of the report.
-
-    Raises:
-        ConfigError: no run has such a column, or the value in `where`.
+    Runs without steps in metrics.jsonl are left out.
     """
     frame = place(frame, request.where, series=request.series, panel=request.panel)
     trained = ["train/loss" in run.metrics for run in frame.index]
@@ -67,12 +61,7 @@ def draw_learning_curves(
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-    """A line of a panel: the mean of some runs.
-
-    Attributes:
-        member: name of the series.
-        runs: one, or the finished runs of the series.
-    """
+    """A line of a panel: the mean of one run, or of the finished runs of a series."""
 
     member: str
     runs: list[Run]
@@ -166,13 +155,7 @@ def _panel_title(metric: str) -> str:
 
 
 def _draw_rows(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -> Any:
-    """Returns a figure with two panels, training loss and main score, for each row.
-
-    Args:
-        request: what to draw.
-        rows: (name, lines).
-        palette: colours of the report.
-    """
+    """Returns a figure with two panels, training loss and main score, for each row."""
     scores = [_drawn_score([run for line in lines for run in line.runs]) for _, lines in rows]
     columns, handles = 2 if any(scores) else 1, {}
     with plot_style():

@@ -11,11 +11,7 @@ from vit_jax.report.tables import CHANCE, Cell, Table
 
 
 def difference_table(request: TableRequest, scores: Table) -> Table:
-    """Makes a table of what each row has more than the row `against`, and whether that is certain.
-
-    Raises:
-        ConfigError: there is no such row.
-    """
+    """Makes a table of how each row differs from the row `against`, and whether that is certain."""
     against, metric, means = request.against, request.metric, scores.means
     assert means is not None
     rows = [row[0].text for row in scores.rows if row[0].text != CHANCE]

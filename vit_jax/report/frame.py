@@ -52,17 +52,9 @@ def text_column(frame: pd.DataFrame, name: str) -> pd.Series:
 def place(frame: pd.DataFrame, where: Mapping[str, str], **axes: str | None) -> pd.DataFrame:
     """Selects rows and says where each of them is shown.
 
-    Args:
-        frame: of runs or observations.
-        where: column -> the value that the rows must have.
-        **axes: axis of a table or picture, such as "rows", -> the column it shows; None: the axis
-            has one place.
-
-    Returns:
-        The selected rows, with a column of text for each axis, named as the axis after an "@".
-
-    Raises:
-        ConfigError: there is no such column, or no row has the value.
+    `where` maps a column to the value that the rows must have. An axis of a table or picture, such
+    as "rows", shows a column; None: it has one place. The result has a column of text for each
+    axis, named as the axis after an "@".
     """
     for axis, name in axes.items():
         _check_column(frame, name, axis)

@@ -70,12 +70,10 @@ def with_intervals(
 
 
 def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Draws the mean score of every cell.
+    """Draws the mean score of every cell, which the columns `keys` define.
 
-    Args:
-        observed: observations. Deviations over seeds are pooled over cells with the same metric and
-            the same value in column POOL, and images are paired over all cells.
-        keys: columns of a cell.
+    Deviations over seeds are pooled over cells with the same metric and the same value in column
+    POOL, and images are paired over all cells.
 
     Returns:
         `keys` as the index, and the columns draws (f64[DRAWS]), images (number of test images; 0:
@@ -104,12 +102,9 @@ def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def draw_means_over(
     sets: Mapping[str, Sequence[str]], drawn: pd.DataFrame, cells: Sequence[tuple[Any, ...]]
 ) -> pd.DataFrame:
-    """Draws the means over sets of datasets.
+    """Draws the means over sets of datasets (name -> datasets) from the result of `draw_means`.
 
-    Args:
-        sets: name of the mean -> the datasets.
-        drawn: what `draw_means` returned; the first key is the dataset.
-        cells: cells whose first key is the name of a mean.
+    The first key of `drawn` is the dataset, and of `cells` the name of a mean.
     """
     found, rows = drawn.to_dict("index"), []
     for name, *rest in cells:
@@ -130,20 +125,13 @@ def is_told_apart(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def is_equal_within(margin: float, first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two one-sided tests at 5 % show a difference smaller than the margin.
-
-    That is so if the 90 % interval of the difference lies between -margin and margin.
-    """
+    """Whether two one-sided tests at 5 % show a difference smaller than the margin."""
     low, high = interval(first - second, 0.9)
     return -margin < low and high < margin
 
 
 def describe_means(means: pd.DataFrame) -> str:
-    """Returns what means and their intervals are, without a full stop.
-
-    Args:
-        means: what `with_intervals` returned.
-    """
+    """Returns what the means of `with_intervals` and their intervals are, without a full stop."""
     single = bool(means["n"].max() == 1)
     first = "One run each" if single else f"Means of n = {_range(means['n'])} runs"
     images = means["images"][means["images"] > 0]
@@ -159,9 +147,7 @@ def describe_means(means: pd.DataFrame) -> str:
 def describe_seeds(means: pd.DataFrame, pool: str) -> list[str]:
     """Returns a sentence on the deviation over seeds; none if there is a single seed.
 
-    Args:
-        means: what `with_intervals` returned.
-        pool: column whose values were pooled separately.
+    The values of the column `pool` were pooled separately.
     """
     several = means[means["freedom"] > 0]
     if several.empty:

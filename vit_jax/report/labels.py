@@ -144,12 +144,9 @@ def lower_first(title: str) -> str:
 
 
 def format_metric(value: float, metric: str, like: float | None = None) -> str:
-    """Returns a value of a metric as text.
+    """Returns a value of a metric as text; a fraction becomes a percentage with two decimals.
 
-    Args:
-        value: the value; a fraction becomes a percentage with two decimals.
-        metric: name of the metric.
-        like: uses as many decimals as this value, e.g. the mean of a standard deviation.
+    It has as many decimals as `like`, e.g. the mean of a standard deviation.
     """
     if is_fraction(metric):
         return f"{100 * value:.2f}"
@@ -189,13 +186,7 @@ def short_number(value: Any, _: Any = None) -> str:
 def markdown_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, right: bool = False
 ) -> str:
-    """Returns a Markdown table.
-
-    Args:
-        header: of the columns.
-        rows: cells; "|" is escaped.
-        right: whether all columns but the first are aligned to the right.
-    """
+    """Returns a Markdown table; with `right`, all columns but the first are right-aligned."""
     rule = ["---", *(("---:" if right else "---") for _ in header[1:])]
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -81,12 +81,7 @@ def selections_table(frame: pd.DataFrame, scores: Iterable[Table]) -> Table:
 
 
 def _selection(runs: pd.DataFrame, reported: Set[str | None]) -> dict[str, str]:
-    """Returns the row of a selection.
-
-    Args:
-        runs: its final runs.
-        reported: splits that the report has scores of.
-    """
+    """Returns the row of a selection, given its final runs and the splits that are `reported`."""
     selection, labels = runs.index[0].job["selection"], runs.index[0].labels
     metric = str(selection.get("metric", ""))
     split = split_of(metric) or ""

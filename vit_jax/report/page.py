@@ -15,12 +15,7 @@ PLOTLY = "page.plotly-basic-4.1.1.min.js.gz"
 
 
 def html_page(content: Content, folder: Path) -> str:
-    """Returns the page.
-
-    Args:
-        content: the report.
-        folder: where the page will lie.
-    """
+    """Returns the page, which will lie in `folder`."""
     import jinja2
 
     environment = jinja2.Environment(

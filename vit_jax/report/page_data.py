@@ -43,11 +43,9 @@ _FILES = ("config.json", "env.json", "metrics.jsonl", "result.json", "log.txt", 
 
 
 def page_data(content: Content, folder: Path) -> dict[str, Any]:
-    """Returns the data of the page.
+    """Returns the data of the page, which will lie in `folder`.
 
-    Args:
-        content: the report.
-        folder: where the page will lie; runs in the folder above it, or below that, become links.
+    Runs in the folder above it, or below that, become links.
     """
     runs = content.runs
     index = {run: i for i, run in enumerate(runs)}
@@ -140,7 +138,6 @@ def _curve_names(run: Run) -> list[str]:
 
 
 def _curve(run: Run, metric: str, most: int) -> list[list[Any]]:
-    """Returns steps and values."""
     points = run.curve(metric)
     points = points.iloc[thin(len(points), most)]
     return [[short(x) for x in points.index], [short(float(y)) for y in points]]

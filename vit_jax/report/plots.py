@@ -56,17 +56,10 @@ _FAINT = {"linestyle": "none", "marker": "o", "markersize": 3.6, "markeredgewidt
 def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Groups the observations of a plot into points.
 
-    Args:
-        request: what to plot.
-        frame: of the runs to report.
-
     Returns:
         One row per point, with the columns panel, series, x, mean, values, the ends of its bar,
         low and high, chance (the accuracy of guessing; NaN: not known) and runs (one per value);
         and the sentences to put below the plot.
-
-    Raises:
-        ConfigError: no run has a column or metric of that name.
     """
     axes = {"x": request.x, "series": request.series, "panel": request.panel}
     observed = observe(frame, request.y, request.where, option="y", pool=request.pool, **axes)
@@ -111,11 +104,7 @@ def _has_place(x: Any, *, log_x: bool) -> bool:
 
 
 def _add_through(request: PlotRequest, observed: pd.DataFrame) -> pd.DataFrame:
-    """Adds the observations of the series `request.through` to all other series of their panel.
-
-    Raises:
-        ConfigError: there is no such series.
-    """
+    """Adds the observations of the series `request.through` to all other series of their panel."""
     shared = observed[observed["@series"] == request.through]
     names = {*observed["@series"]}
     if names and shared.empty:
@@ -157,16 +146,7 @@ def _describe(points: pd.DataFrame, observed: pd.DataFrame) -> str:
 
 
 def draw_plot(request: PlotRequest, frame: pd.DataFrame, palette: Palette) -> list[Drawing]:
-    """Draws a plot, or nothing if no run has both x and y.
-
-    Args:
-        request: what to plot.
-        frame: of the runs to report.
-        palette: colours of the report.
-
-    Raises:
-        ConfigError: no run has a column or metric of that name.
-    """
+    """Draws a plot, or nothing if no run has both x and y."""
     points, notes = plot_points(request, frame)
     if points.empty:
         return []
@@ -283,17 +263,9 @@ def _shift(i: int, count: int, points: pd.DataFrame) -> float:
 def _draw_panel(
     panel: Any, request: PlotRequest, points: pd.DataFrame, palette: Palette, rows: list[str]
 ) -> dict[str, Any]:
-    """Draws one line per series.
+    """Draws one line per series; returns series -> its line, for the legend.
 
-    Args:
-        panel: of matplotlib.
-        request: what to plot.
-        points: of the panel.
-        palette: colours of the report.
-        rows: if x is text, the names of the rows, with the score on the x-axis; else [].
-
-    Returns:
-        Series -> its line, for the legend.
+    If x is text, `rows` are the names of the rows, with the score on the x-axis; else it is [].
     """
     scale = 100 if is_fraction(request.y) else 1
     handles, numeric, series = {}, not rows, [*points.groupby("series", sort=False)]

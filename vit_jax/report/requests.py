@@ -106,13 +106,8 @@ _KINDS: dict[str, type[_Request]] = {
 def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> tuple[R, ...] | None:
     """Reads requests such as "x=COLUMN,y=METRIC,log_x,where.stage=final" from the command line.
 
-    Args:
-        texts: comma-separated KEY=VALUE; a KEY alone is true. None: the option is not given.
-        kind: class of the requests.
-        option: the option, for error messages.
-
-    Raises:
-        ConfigError: a key is unknown or missing.
+    A KEY without a value is true. The texts are None if the option is not given. Errors name
+    `option`.
     """
     requests = []
     for text in texts or ():
@@ -136,11 +131,7 @@ def _number(text: Any, source: str) -> float:
 
 
 def read_report(given: Any, source: str) -> ReportRequest:
-    """Makes a request from the REPORT of a sweep file.
-
-    Raises:
-        ConfigError: a key is unknown or missing, or a value has a wrong type.
-    """
+    """Makes a request from the REPORT of a sweep file."""
     values = dict(given) if isinstance(given, Mapping) else given
     for key, kind in _KINDS.items():
         if isinstance(values, dict) and isinstance(values.get(key), list | tuple):

@@ -49,11 +49,8 @@ _BOOKKEEPING = re.compile(
 class Run:
     """One run folder; a missing file counts as empty.
 
-    The properties listed in COLUMNS are the columns of a report that are computed from a run.
-
-    Args:
-        path: the folder.
-        name: used unless job.json has one.
+    The properties listed in COLUMNS are the columns of a report that are computed from a run. The
+    `name` is used unless job.json has one.
 
     Attributes:
         config: config.json with dotted keys.
@@ -163,7 +160,6 @@ class Run:
 
     @property
     def family(self) -> str | None:
-        """Family of the model."""
         return family(self.model)
 
     @property
@@ -191,7 +187,6 @@ class Run:
 
     @property
     def revision(self) -> str | None:
-        """Git revision of the code."""
         return self.environment.get("git_revision")
 
     @property

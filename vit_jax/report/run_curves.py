@@ -16,14 +16,7 @@ from vit_jax.storage.files import write_through
 
 
 def draw_curves(workdir: Path) -> Path:
-    """Draws loss, accuracy and learning rate of a run into report/curves.png.
-
-    Args:
-        workdir: run folder with a metrics.jsonl.
-
-    Returns:
-        The picture's path.
-    """
+    """Draws loss, accuracy and learning rate of a run into report/curves.png; returns its path."""
     rows, palette = read_metrics(workdir / "metrics.jsonl"), Palette()
     names = sorted({name for row in rows for name in row if name.startswith("eval/")})
     panels = {

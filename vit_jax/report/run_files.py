@@ -72,13 +72,7 @@ F = TypeVar("F", bound=_File)
 
 
 def read_optional(path: Path, problems: list[str], kind: type[F] | None = None) -> dict[str, Any]:
-    """Returns the content of a file, or {}. Adds to `problems` why a file cannot be used.
-
-    Args:
-        path: JSON file.
-        problems: sentences about files.
-        kind: the types of its values; None: any.
-    """
+    """Returns the content of a JSON file, or {}. Adds to `problems` why a file cannot be used."""
     try:
         content = read_json(path) if path.is_file() else {}
     except FileError as error:

@@ -27,25 +27,15 @@ _MAX_ANCESTORS = 20
 
 
 class Runs(NamedTuple):
-    """Everything found below some folders.
+    """Everything found below some folders."""
 
-    Attributes:
-        runs: sorted by name.
-        sweeps: sweep folder -> its sweep.json.
-        roots: the folders that were searched.
-        left_out: folders of runs whose files have content of a wrong type.
-    """
-
-    runs: list[Run]
-    sweeps: dict[Path, dict[str, Any]]
-    roots: list[Path]
-    left_out: tuple[Path, ...] = ()
+    runs: list[Run]  # sorted by name
+    sweeps: dict[Path, dict[str, Any]]  # sweep folder -> its sweep.json
+    roots: list[Path]  # the folders that were searched
+    left_out: tuple[Path, ...] = ()  # of runs whose files have content of a wrong type
 
     def shown_path(self, path: str | Path) -> str:
-        """Returns a path relative to the folder above all runs; other paths stay as they are.
-
-        So a report that is shared does not show where the runs were stored.
-        """
+        """Returns a path below the folder above all runs: reports do not show where they lay."""
         above, path = self.above, user_path(str(path))
         inside = above is not None and path.is_relative_to(above)
         return path.relative_to(above).as_posix() if above and inside else str(path)
@@ -58,11 +48,7 @@ class Runs(NamedTuple):
 
 
 def read_runs(folders: Sequence[Path]) -> Runs:
-    """Reads every run in the given folders and below them.
-
-    Raises:
-        RunFolderError: a folder does not exist or holds no run.
-    """
+    """Reads every run in the given folders and below them."""
     runs: dict[Path, Run] = {}
     sweeps: dict[Path, dict[str, Any]] = {}
     left_out: list[Path] = []

@@ -32,21 +32,15 @@ def observe(
 ) -> pd.DataFrame:
     """Returns the observations of a table or plot.
 
-    Args:
-        frame: of the runs to report.
-        pattern: name of a metric; {word} matches any part of a name and becomes a column.
-        where: column -> the value it must have.
-        option: command-line option that gave the pattern, for the error.
-        pool: column; deviations over seeds are pooled separately for each of its values.
-        **axes: see `place`.
+    In `pattern`, the name of a metric, {word} matches any part of a name and becomes a column.
+    `where` and `axes` are those of `place`. Deviations over seeds are pooled separately for each
+    value of the column `pool`. `option`, the command-line option of the pattern, is named in
+    errors.
 
     Returns:
         The columns of `frame`, one column per {word}, one per axis, VALUE, WITHIN (the standard
         deviation over the draws of examples inside the run, or None), METRIC (the metric's name)
         and POOL (the value of `pool`).
-
-    Raises:
-        ConfigError: no run has a metric, column or value of this name.
     """
     return place(_find_values(frame, pattern, option), where, pool=pool, **axes)
 
@@ -108,13 +102,10 @@ def _chance(run: Run, metric: str) -> float:
 def summarize(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Returns means and standard deviations, one row per cell of a table or point of a plot.
 
-    Args:
-        observed: observations.
-        keys: columns whose values say which cell or point an observation belongs to.
-
     Returns:
-        `keys` as the index, and the columns values (one per run), n, mean, std (with n - 1; NaN if
-        n is 1) and within (std over the draws of examples inside a single run, else NaN).
+        `keys` (which define a cell) as the index, and the columns values (one per run), n, mean,
+        std (with n - 1; NaN if n is 1) and within (std over the draws of examples inside a single
+        run, else NaN).
     """
     groups = observed.groupby(keys, sort=False)
     values = groups[VALUE].agg(tuple)
@@ -138,13 +129,8 @@ def means_over(
 ) -> pd.DataFrame:
     """Averages observations over sets of datasets, wherever all datasets of a set were measured.
 
-    Args:
-        sets: name of the mean -> the datasets.
-        observed: observations.
-        keys: columns of a cell or point. The first one holds the dataset.
-
-    Returns:
-        Observations of the means: one per seed if all datasets have the same seeds, else one.
+    `sets` maps the name of a mean to the datasets, which the first of the `keys` of a cell holds.
+    There is one mean per seed if all datasets have the same seeds, else one.
     """
     over, *rest = keys
     rows = []

@@ -51,19 +51,12 @@ DPI = 160
 
 
 class Drawing(NamedTuple):
-    """A picture before it is written.
-
-    Attributes:
-        title: heading.
-        figure: of matplotlib.
-        notes: sentences below it.
-        panels: the same figures for the interactive chart of the page.
-    """
+    """A picture before it is written."""
 
     title: str
-    figure: Any
-    notes: list[str]
-    panels: list[Panel]
+    figure: Any  # of matplotlib
+    notes: list[str]  # sentences below it
+    panels: list[Panel]  # the same figures for the interactive chart of the page
 
 
 _SETTINGS: dict[Any, Any] = {
@@ -88,11 +81,8 @@ class Palette:
     A family of models has the same colour and marker in all reports; its models differ in dashes
     and in how markers are filled. Other series never have the colour or marker of a ViT, a hybrid
     or a ResNet. In columns joined by "+", the first one chooses the colour, and the others choose
-    dashes and, except for models, markers.
-
-    Args:
-        families: series -> the family whose colour and marker it has, for series whose name does
-            not say so.
+    dashes and, except for models, markers. `families` names the family of series whose name does
+    not say it.
     """
 
     def __init__(self, families: Mapping[str, str] | None = None) -> None:
@@ -164,14 +154,10 @@ def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple
 def add_legend(
     figure: Any, handles: Mapping[str, Any], column: str = "", side: str = "left"
 ) -> None:
-    """Puts a legend above all panels and makes room for it; a single entry needs no legend.
+    """Puts a legend above all panels, on a `side`, and makes room; a single entry needs no legend.
 
-    Args:
-        figure: of matplotlib.
-        handles: name -> line.
-        column: whose values the names are, if any: they are then sorted, and it becomes the title
-            unless they are models.
-        side: "left" or "right".
+    If the names are values of a `column`, they are sorted, and it becomes the title unless they are
+    models.
     """
     if len(handles) < 2:
         return
@@ -204,12 +190,7 @@ def start_at_zero(panel: Any) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes PATH.png and PATH.svg.
-
-    Args:
-        figure: of matplotlib.
-        path: without a suffix.
-    """
+    """Writes PATH.png and PATH.svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with plot_style():
         figure.savefig(path.with_name(f"{path.name}.png"), dpi=DPI)

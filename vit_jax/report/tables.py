@@ -41,39 +41,25 @@ CHANCE = "chance"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
-
-    Attributes:
-        text: the text shown.
-        value: sort key on the HTML page; None: sort by the text.
-        kind: CSS classes: "best", "pending" or "state".
-        detail: shown as a tooltip; several lines are shown below the text.
-    """
+    """A cell of a table."""
 
     text: str
-    value: float | None = None
-    kind: str = ""
-    detail: str = ""
+    value: float | None = None  # sort key on the HTML page; None: sort by the text
+    kind: str = ""  # CSS classes: "best", "pending" or "state"
+    detail: str = ""  # shown as a tooltip; several lines are shown below the text
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of a report.
+    """A table of a report. Tables of scores have `metric` and `means`.
 
-    Attributes:
-        title: heading.
-        header: of the columns.
-        rows: one cell per column.
-        notes: sentences below the table.
-        metric: of a table of scores, else "".
-        means: of a table of scores: by column and row, with the columns of `summarize` and
-            `with_intervals`.
+    The means are by column and row, with the columns of `summarize` and `with_intervals`.
     """
 
     title: str
     header: list[str]
     rows: list[list[Cell]]
-    notes: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)  # sentences below the table
     metric: str = ""
     means: pd.DataFrame | None = None
 
@@ -98,15 +84,7 @@ def _plain_cell(name: Any, value: Any) -> Cell:
 
 
 def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
-    """Makes a table of scores.
-
-    Args:
-        request: which metric, rows and columns.
-        frame: of the runs to report.
-
-    Raises:
-        ConfigError: no run has a column or metric of that name.
-    """
+    """Makes a table of scores."""
     metric = request.metric
     axes = {"rows": request.rows, "columns": request.columns}
     observed = observe(frame, metric, request.where, pool=request.pool, **axes)

@@ -29,49 +29,29 @@ ORBAX_FILE = "_CHECKPOINT_METADATA"
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint without its arrays.
-
-    Attributes:
-        path: folder of the step.
-        step: number of updates made.
-        other_steps: steps of the run's other checkpoints.
-        arrays: item ("params", "optimizer", "ema") -> name -> {"shape": ..., "dtype": ...}.
-        environment: git revision, package versions, devices and hosts that wrote it.
-        data: position in the example order.
-        config: the run's config, as nested dicts.
-        digests: digests of the arrays and of `data` and `config`.
-    """
+    """A checkpoint without its arrays."""
 
     path: Path
-    step: int
-    other_steps: tuple[int, ...]
+    step: int  # number of updates made
+    other_steps: tuple[int, ...]  # of the run's other checkpoints
+    # Item ("params", "optimizer", "ema") -> name -> {"shape": ..., "dtype": ...}.
     arrays: dict[str, dict[str, dict[str, Any]]]
-    environment: dict[str, Any]
-    data: dict[str, Any]
+    environment: dict[str, Any]  # git revision, package versions, devices and hosts that wrote it
+    data: dict[str, Any]  # position in the example order
     config: dict[str, Any]
-    digests: dict[str, Any]
+    digests: dict[str, Any]  # of the arrays and of `data` and `config`
 
 
 def describe(
     items: dict[str, Any], environment: dict[str, Any], *, in_bucket: bool
 ) -> dict[str, Any]:
-    """Returns the description that `read_checkpoint_info` reads, as JSON.
-
-    Args:
-        items: item name -> tree of arrays.
-        environment: see `run.folder.environment`.
-        in_bucket: whether the run folder is in a bucket.
-    """
+    """Returns the description that `read_checkpoint_info` reads, as JSON."""
     arrays = {item: _array_rows(tree) for item, tree in items.items()}
     return {"environment": environment, "arrays": arrays, "in_bucket": in_bucket}
 
 
 def evaluated_item(config: Mapping[str, Any]) -> str:
-    """Returns the checkpoint item that holds the parameters to evaluate: "params" or "ema".
-
-    Args:
-        config: the run's config, as in the checkpoint.
-    """
+    """Returns the item that holds the parameters to evaluate: "params" or "ema"."""
     averages = config.get("ema_decay") is not None or config["optimizer"]["name"] in SCHEDULE_FREE
     task = task_config(config.get("task", "classification"))
     return "ema" if averages or task.keeps_average else "params"
@@ -162,15 +142,7 @@ def _steps(folder: Path) -> list[tuple[int, bool]]:
 
 
 def read_checkpoint_info(path: Path) -> CheckpointInfo:
-    """Reads the description of a checkpoint, without its arrays and without devices.
-
-    Args:
-        path: see `choose_checkpoint`.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it has no description.
-        DamagedError: its JSON files are damaged.
-    """
+    """Reads the description of a checkpoint that `choose_checkpoint` finds, without its arrays."""
     at = choose_checkpoint(path)
     step = int(at.name)
     about = read_about(at)

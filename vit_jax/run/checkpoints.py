@@ -69,16 +69,8 @@ _DISK_PROBLEMS = (
 class CheckpointFolder:
     """The `checkpoints` folder of a run. Closing it waits for the last save.
 
-    Args:
-        folder: created if missing, unless `read_only`.
-        config: which checkpoints to keep.
-        read_only: whether to never write or delete.
-
-    Attributes:
-        pinned: step of a checkpoint to keep in addition; None: no additional checkpoint.
-
-    Raises:
-        RunFolderError: the folder cannot be written, or is on s3://.
+    The folder is created if missing. With `read_only`, nothing is ever written or deleted. `pinned`
+    is the step of a checkpoint to keep in addition.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig, *, read_only: bool = False):
@@ -133,16 +125,9 @@ class CheckpointFolder:
     ) -> None:
         """Starts a save in the background; returns when the state is copied off the devices.
 
-        The digests of the arrays are computed from this copy while it is written.
-
-        Args:
-            step: number of updates made.
-            state: the training state.
-            data: position in the example order, JSON.
-            config: the run's config, JSON.
-
-        Raises:
-            RunFolderError: this or the previous save could not be written.
+        The digests of the arrays are computed from this copy while it is written. `data`, the
+        position in the example order, and `config` are JSON. An error of the previous save is
+        raised here, too.
         """
         trees = {item: getattr(state, attribute) for item, attribute in ARRAYS.items()}
         trees = {item: tree for item, tree in trees.items() if tree is not None}
@@ -157,26 +142,17 @@ class CheckpointFolder:
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def check(self) -> None:
-        """Raises the error of a background save, if there is one. Does not wait for the save.
-
-        Raises:
-            RunFolderError: the checkpoint could not be written.
-        """
+        """Raises the error of a background save, if there is one. Does not wait for the save."""
         with self._as_user_error():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Waits until the last save is complete.
-
-        Raises:
-            RunFolderError: the checkpoint could not be written.
-        """
+        """Waits until the last save is complete."""
         with self._as_user_error():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def close(self) -> None:
-        """Waits for the last save and releases the folder."""
         with self._as_user_error():
             self._manager.close()
 
@@ -188,8 +164,6 @@ class CheckpointFolder:
             step: None: the latest.
 
         Raises:
-            CheckpointError: there is no such checkpoint, or its parameters have other names or
-                shapes.
             DamagedError: it is damaged. With several processes, all raise this error, unless only
                 some of them cannot read their part of the arrays. Then the run ends.
         """
@@ -209,11 +183,7 @@ class CheckpointFolder:
         return Restored(step, arrays, data, config)
 
     def set_aside(self, step: int) -> Path:
-        """Renames a damaged checkpoint and forgets it; returns its new path.
-
-        Raises:
-            DamagedError: the folder is in a bucket.
-        """
+        """Renames a damaged checkpoint and forgets it; returns its new path."""
         with self._as_user_error():
             name = on_first_host(
                 "set a damaged checkpoint aside", lambda: set_aside(self.folder, step).name
@@ -312,15 +282,8 @@ def result_params(
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the final parameters of a run, and its config.
 
-    If the run keeps a moving average, this average is returned.
-
-    Args:
-        path: see `run.about.choose_checkpoint`.
-        abstract_params: tree of `jax.ShapeDtypeStruct` with shardings.
-        step: see `run.about.choose_checkpoint`.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or its parameters have other names or shapes.
+    If the run keeps a moving average, this average is returned. `path` and `step` are those of
+    `run.about.choose_checkpoint`.
     """
     at = choose_checkpoint(path, step)
     with CheckpointFolder(at.parent, CheckpointConfig(), read_only=True) as checkpoints:

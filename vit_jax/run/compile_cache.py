@@ -149,15 +149,10 @@ def without_compile_cache() -> Iterator[None]:
 
 @dataclasses.dataclass
 class CacheUse:
-    """What JAX's compilation cache did.
+    """What JAX's compilation cache did."""
 
-    Attributes:
-        hits: programs found there.
-        writes: programs compiled and stored there.
-    """
-
-    hits: int = 0
-    writes: int = 0
+    hits: int = 0  # programs found there
+    writes: int = 0  # programs compiled and stored there
 
     def __str__(self) -> str:
         """Returns the end of a line that says how long compiling took."""

@@ -32,25 +32,14 @@ class _Description(pydantic.BaseModel):
 def with_digests(
     about: Mapping[str, Any], arrays: _Digests, **contents: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns a description with the digests of what it describes, and of itself.
-
-    Args:
-        about: the description.
-        arrays: item -> array name -> digest.
-        **contents: item -> content of a JSON item.
-    """
+    """Returns a description with the digests of what it describes, and of itself."""
     digests = {"arrays": arrays, "json": {item: json_digest(c) for item, c in contents.items()}}
     content = {**about, "digests": digests}
     return content | {"digest": json_digest(content)}
 
 
 def damaged_error(at: Path, reason: str) -> DamagedError:
-    """Returns the error of a damaged checkpoint.
-
-    Args:
-        at: folder of the step.
-        reason: what is damaged and how, e.g. "array 'params/...' differs".
-    """
+    """Returns the error of a damaged checkpoint; `reason` is e.g. "array 'params/...' differs"."""
     return DamagedError(
         f"checkpoint {at} is damaged: {reason}",
         "the content that was saved",
@@ -60,9 +49,6 @@ def damaged_error(at: Path, reason: str) -> DamagedError:
 
 def read_about(at: Path) -> dict[str, Any]:
     """Returns the description of a checkpoint after checking it against its own digest.
-
-    Args:
-        at: folder of the step.
 
     Raises:
         CheckpointError: there is no such folder, or it has no description.
@@ -81,12 +67,7 @@ def read_about(at: Path) -> dict[str, Any]:
 
 
 def read_item(at: Path, item: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a JSON item of a checkpoint after checking it.
-
-    Args:
-        at: folder of the step.
-        item: "data" or "config".
-        about: see `read_about`.
+    """Returns the JSON item "data" or "config" of a checkpoint after checking it.
 
     Raises:
         CheckpointError: there is no such item.
@@ -99,13 +80,7 @@ def read_item(at: Path, item: str, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arrays(at: Path, about: Mapping[str, Any], found: _Digests) -> None:
-    """Raises DamagedError if arrays are not those that were saved.
-
-    Args:
-        at: folder of the step.
-        about: see `read_about`.
-        found: item -> array name -> digest of what was read.
-    """
+    """Raises DamagedError if the digests that were `found` are not those of the saved arrays."""
     saved = about["digests"]["arrays"]
     wrong = [
         f"'{item}/{name}'"
@@ -119,25 +94,12 @@ def check_arrays(at: Path, about: Mapping[str, Any], found: _Digests) -> None:
 
 
 def weights_digest(at: Path, item: str) -> str:
-    """Returns the digest of all arrays of an item as saved.
-
-    Args:
-        at: folder of the step.
-        item: "params" or "ema".
-    """
+    """Returns the digest of all arrays of an item, "params" or "ema", as saved."""
     return combined_digest(read_about(at)["digests"]["arrays"][item])
 
 
 def set_aside(folder: Path, step: int) -> Path:
-    """Renames a damaged checkpoint, so that no reader finds it; returns its new path.
-
-    Args:
-        folder: the `checkpoints` folder of a run.
-        step: step of the checkpoint.
-
-    Raises:
-        DamagedError: the folder is in a bucket, where folders cannot be renamed.
-    """
+    """Renames a damaged checkpoint, so that no reader finds it; returns its new path."""
     at = folder / str(step)
     if is_bucket(folder):
         raise DamagedError(

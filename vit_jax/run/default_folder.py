@@ -16,12 +16,8 @@ RUNS = "runs"
 def default_folder(config: str, parent: str = RUNS, command: Sequence[str] | None = None) -> Path:
     """Returns the folder of an unfinished run of the same command line, or else a new one.
 
-    So the same command continues its run, as with --workdir.
-
-    Args:
-        config: "FILE.py", "FILE.py:ARG", or the config.json of a run folder.
-        parent: folder of the runs.
-        command: the command line; None: that of this process.
+    So the same command continues its run, as with --workdir. `config` is "FILE.py", "FILE.py:ARG",
+    or the config.json of a run folder. Without `command`, it is that of this process.
     """
     command = without_private(list(sys.argv[1:] if command is None else command))
 
@@ -34,12 +30,7 @@ def default_folder(config: str, parent: str = RUNS, command: Sequence[str] | Non
 
 
 def default_sweep_folder(sweep: str, parent: str = RUNS) -> Path:
-    """Returns the newest folder of a sweep, whose finished jobs do not run again, or a new one.
-
-    Args:
-        sweep: "FILE.py" or "FILE.py:ARG".
-        parent: folder of the runs.
-    """
+    """Returns the newest folder of a sweep, whose finished jobs do not run again, or a new one."""
 
     def continues(path: Path) -> bool:
         return (read_optional_json(path / "sweep.json") or {}).get("sweep") == sweep

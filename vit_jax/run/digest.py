@@ -47,14 +47,7 @@ def array_digest(array: np.ndarray) -> str:
 
 
 def tree_digests(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns the digests of all arrays of trees. All processes must call this together.
-
-    Args:
-        trees: item name -> tree of arrays.
-
-    Returns:
-        Item name -> array name -> digest, equal on all processes.
-    """
+    """Returns item -> array name -> digest, equal on all processes. All must call this together."""
     sums = _start_sums(trees)
     return sums.digests(gather("compare digests of arrays", sums.of_this_process()))
 
@@ -64,24 +57,16 @@ def start_digests(name: str, trees: Mapping[str, Any]) -> Callable[[], dict[str,
 
     Returns when the devices may overwrite the arrays.
 
-    Args:
-        name: names this on all processes, and nothing else at the same time.
-        trees: item name -> tree of arrays.
-
-    Returns:
-        A function that waits for the digests, as `tree_digests` returns them. All processes must
-        call it, on any thread. Only that of the first host knows all shards.
+    The result waits for the digests, as `tree_digests` returns them. All processes must call it, on
+    any thread. Only that of the first host knows all shards. `name` must be the same on all
+    processes, and of nothing else at the same time.
     """
     sums = _start_sums(trees)
     return lambda: sums.digests(send_to_first_host(name, sums.of_this_process()))
 
 
 def device_sums(arrays: Mapping[Any, jax.Array]) -> dict[Any, jax.Array]:
-    """Returns the sums behind the digests of arrays, u64 scalars, computed on their devices.
-
-    Args:
-        arrays: arrays of integers, booleans or real floats, sharded in any way.
-    """
+    """Returns the u64 sums behind the digests of arrays of integers, booleans or real floats."""
     with jax.enable_x64(True):
         return {at: _device_sum(array) for at, array in arrays.items()}
 
@@ -137,11 +122,7 @@ class _Sums:
 
     Arrays on accelerators are summed where they are, in milliseconds. Arrays on CPUs are summed by
     NumPy, at 3 to 5 GB/s on two cores, because XLA's program for CPUs takes four times as long.
-
-    Args:
-        items: names of the trees.
-        on_devices: sums of whole arrays.
-        on_host: sums of the shards of this process.
+    `on_devices` has sums of whole arrays, and `on_host` of the shards of this process.
     """
 
     def __init__(
@@ -153,7 +134,6 @@ class _Sums:
         self._items, self._on_devices, self._on_host = [*items], on_devices, on_host
 
     def of_this_process(self) -> list[int]:
-        """Waits for the sums over the shards of this process."""
         return [sum(part.result() for part in parts) for parts in self._on_host.values()]
 
     def digests(self, of_processes: list[list[int]]) -> dict[str, dict[str, str]]:
@@ -195,12 +175,7 @@ def _parts(array: jax.Array | np.ndarray) -> list[tuple[Any, list[int]]]:
 
 
 def _sum(part: np.ndarray, start: Iterable[int]) -> int:
-    """Returns the sum over a part of an array.
-
-    Args:
-        part: the part.
-        start: coordinates of its first element in the array.
-    """
+    """Returns the sum over a part of an array; `start` has the coordinates of its first element."""
     start = list(start)
     words = np.ascontiguousarray(part).reshape(part.shape)  # It makes scalars 1-dimensional.
     size = words.dtype.itemsize

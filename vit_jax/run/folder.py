@@ -64,16 +64,9 @@ class RunFolder:
     """The folder of one run, locked until the end of the `with` block.
 
     Only process 0 writes; the other processes check that they see the same folder. If the block
-    raises an error before anything is written, a folder that this run has created is removed.
-
-    Args:
-        path: the folder; it is created if missing.
-        config: config of the run that will write there. If it has a `command`, the folder must not
-            hold a run of another command.
-
-    Raises:
-        RunFolderError: the folder is not writable, in use by another process, or holds a run of
-            another config.
+    raises an error before anything is written, a folder that this run has created is removed. A
+    folder must not hold a run of another config, or of another command if the config has a
+    `command`.
     """
 
     def __init__(self, path: Path, config: Section):
@@ -155,7 +148,6 @@ class RunFolder:
         return read_result(self.path)
 
     def write_config(self) -> None:
-        """Writes config.json and env.json."""
         self.write_json("config.json", self.config.to_mapping())
         self.write_json("env.json", environment())
 
@@ -203,7 +195,6 @@ class RunFolder:
             )
 
     def _has_saved(self) -> bool:
-        """Returns whether the run has a result or checkpoints."""
         checkpoints = self.path / "checkpoints"
         saved = checkpoints.is_dir() and any(checkpoints.iterdir())
         return saved or (self.path / "result.json").exists()
@@ -227,12 +218,7 @@ class RunFolder:
 
 
 def read_config(workdir: Path) -> Config:
-    """Returns the config of a run folder.
-
-    Raises:
-        RunFolderError: no run there.
-        ConfigError: its config.json cannot be read, or was written by another version.
-    """
+    """Returns the config of a run folder."""
     path = user_path(workdir) / "config.json"
     if not path.is_file():
         raise RunFolderError(

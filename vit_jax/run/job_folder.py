@@ -41,39 +41,22 @@ Found = TypeVar("Found")
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """The latest start of a job, as .sweep/attempt.json holds it.
+    """The latest start of a job, as .sweep/attempt.json holds it."""
 
-    Attributes:
-        number: from 1; 0: not known.
-        executor: name of the executor that started the job.
-        id: of the process or SLURM job.
-        host: where it runs.
-        pid: of the run's process.
-        slot: index of the host's device share that it uses.
-        started: Unix seconds.
-        ended: Unix seconds; None: it is running, or its host died.
-        exit_code: negative for a signal.
-        failure: why it must not be started again, if the exit code does not show it.
-    """
-
-    number: int = 0
-    executor: str = ""
-    id: str = ""
+    number: int = 0  # from 1; 0: not known
+    executor: str = ""  # name of the executor that started the job
+    id: str = ""  # of the process or SLURM job
     host: str = ""
-    pid: int = 0
-    slot: int = 0
-    started: float = 0.0
-    ended: float | None = None
-    exit_code: int | None = None
-    failure: str | None = None
+    pid: int = 0  # of the run's process
+    slot: int = 0  # index of the host's device share that it uses
+    started: float = 0.0  # Unix seconds
+    ended: float | None = None  # Unix seconds; None: it is running, or its host died
+    exit_code: int | None = None  # negative for a signal
+    failure: str | None = None  # why not to start it again, if the exit code does not show it
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any]) -> "Attempt":
-        """Returns the attempt of a file, whatever other keys another version has written.
-
-        Raises:
-            ValueError: a value has a wrong type.
-        """
+        """Returns the attempt of a file, without unknown keys. A wrong type is a ValueError."""
         known = {field.name for field in dataclasses.fields(cls)}
         found = {key: value for key, value in content.items() if key in known}
         return pydantic.TypeAdapter(cls).validate_python(found)
@@ -152,8 +135,7 @@ def submitit_folder(folder: Path) -> Path:
 def keep_log(folder: Path, name: str) -> None:
     """Adds the log of a job that has ended to the one in the bucket.
 
-    Raises:
-        OSError: it cannot be written; the log stays on the local disk.
+    If it cannot be written (OSError), the log stays on the local disk.
     """
     log = local_folder(folder) / name
     if log != folder / name and log.exists():

@@ -20,12 +20,7 @@ class JsonItemHandler(ocp.AsyncCheckpointHandler):
     """
 
     async def async_save(self, directory: Any, args: "JsonItem") -> list[ocp.Future]:
-        """Returns at once. The first host writes.
-
-        Args:
-            directory: folder of the item, an `epath.Path`. Orbax makes it in the background.
-            args: what to write.
-        """
+        """Returns at once. Orbax makes `directory`, an `epath.Path`, in the background."""
         write = _write(directory / JSON_FILE, args.content)
         return [future.CommitFutureAwaitingContractedSignals(write, name="save JSON")]
 
@@ -41,11 +36,7 @@ class JsonItemHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(JsonItemHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class JsonItem(ocp.args.CheckpointArgs):
-    """What `JsonItemHandler` writes.
-
-    Attributes:
-        content: returns the JSON object. It is called on all processes.
-    """
+    """What `JsonItemHandler` writes. `content` is called on all processes."""
 
     content: Callable[[], dict[str, Any]]
 

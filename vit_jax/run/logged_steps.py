@@ -12,14 +12,10 @@ class LoggedSteps:
     """The steps that are logged: every `logging.interval_steps` steps, and the last.
 
     A resumed run may have another interval, so checkpoints keep the intervals up to their step.
-
-    Attributes:
-        total_steps: last step of the run.
-        intervals: (n, interval) for each change of the interval, which holds after step n.
     """
 
     total_steps: int
-    intervals: tuple[tuple[int, int], ...]
+    intervals: tuple[tuple[int, int], ...]  # (n, interval) for each change: it holds after step n
 
     @classmethod
     def resumed(
@@ -27,12 +23,8 @@ class LoggedSteps:
     ) -> "LoggedSteps":
         """Returns the logged steps of a run that continues from a step.
 
-        Args:
-            total_steps: last step of the run.
-            saved: the intervals up to this step; empty in a new run, and in checkpoints of earlier
-                versions.
-            step: step that training continues from.
-            interval: `logging.interval_steps` from here on.
+        From there on, `interval` holds. The `saved` intervals are empty in a new run, and in
+        checkpoints of earlier versions.
 
         >>> LoggedSteps.resumed(40, [[0, 10]], 20, 5).up_to(30)
         [10, 20, 25, 30]
@@ -47,7 +39,6 @@ class LoggedSteps:
         return step == self.total_steps or step % self.intervals[-1][1] == 0
 
     def up_to(self, step: int) -> list[int]:
-        """Returns the logged steps up to a step, ascending."""
         ends = [after for after, _ in self.intervals[1:]] + [step]
         steps = [
             logged

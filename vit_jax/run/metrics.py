@@ -28,10 +28,7 @@ _EVENTS_INTERVAL_S = 60.0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics.jsonl. Damaged ones are left out with a warning.
-
-    A value that was not finite is NaN; in the file it is null.
-    """
+    """Returns the valid lines of a metrics.jsonl, with NaN for null, which was not finite."""
     return _with_nan(read_log(path, _is_row))
 
 
@@ -68,19 +65,9 @@ class MetricsWriter:
     """Writes the scalars of a run.
 
     A resumed run writes the lines of steps after `start_step` again, so they are deleted first.
-
-    Args:
-        workdir: run folder.
-        config: where to write.
-        start_step: step that training continues from.
-        run_config: config to show in Weights & Biases.
-        logged: how the name of a metric starts -> steps up to `start_step` that should have it. A
-            warning names those that have none.
-        enabled: False writes nothing. Only the first host writes.
-
-    Raises:
-        RunFolderError: the folder cannot be written.
-        ConfigError: Weights & Biases is not installed, but the config uses it.
+    `logged` maps how the name of a metric starts to the steps up to `start_step` that should have
+    it; a warning names those that have none. Only the first host writes, so others are not
+    `enabled`.
     """
 
     def __init__(
@@ -154,15 +141,7 @@ class MetricsWriter:
         return {k: v for row in rows for k, v in row.items() if k.startswith(prefixes)}
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes one line, with null for a value that is NaN or infinite, as JSON has neither.
-
-        Args:
-            step: number of updates made.
-            values: metric name -> value.
-
-        Raises:
-            RunFolderError: the disk is full.
-        """
+        """Writes one line, with null for a value that is NaN or infinite, as JSON has neither."""
         with _writing(self._path):
             if self._log is not None:
                 finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
@@ -175,11 +154,7 @@ class MetricsWriter:
             self._wandb.log(values, step=self._newest)
 
     def flush(self) -> None:
-        """Returns when all lines are where other hosts can read them.
-
-        Raises:
-            RunFolderError: they cannot be written.
-        """
+        """Returns when all lines are where other hosts can read them."""
         with _writing(self._path):
             if self._log is not None:
                 self._log.flush()
@@ -194,17 +169,7 @@ class ExampleLog:
     batch (usually one block), and either the example indices or their hash. The hash is a sum over
     rows, modulo 2^64: adding the hashes of all hosts gives the hash of the global batch, so runs on
     different numbers of hosts can be compared. An example's index is its position in the training
-    split, or in its subset if `data.subset` is set.
-
-    Args:
-        workdir: run folder.
-        host: process index.
-        rows: this host's rows of a global batch.
-        start_step: step that training continues from.
-        kind: "hash" or "all"; "none" writes nothing.
-
-    Raises:
-        RunFolderError: the folder cannot be written.
+    split, or in its subset if `data.subset` is set. `kind` is "hash", "all" or "none".
     """
 
     def __init__(
@@ -227,22 +192,13 @@ class ExampleLog:
                 self._log.close()
 
     def flush(self) -> None:
-        """Returns when all lines are where other hosts can read them.
-
-        Raises:
-            RunFolderError: they cannot be written.
-        """
+        """Returns when all lines are where other hosts can read them."""
         with _writing(self._path):
             if self._log is not None:
                 self._log.flush()
 
     def write(self, step: int, indices: np.ndarray) -> None:
-        """Writes one line.
-
-        Args:
-            step: number of updates made after this batch.
-            indices: i64[b], example indices of this host's rows.
-        """
+        """Writes one line with the example indices i64[b] of this host's rows."""
         if self._log is None:
             return
         row: dict[str, Any] = {"step": step, "rows": self._blocks}
@@ -271,11 +227,8 @@ def example_hash(rows: Sequence[int], indices: np.ndarray) -> int:
 class _EventFile:
     """A TensorBoard event file, written without TensorFlow.
 
-    In a bucket the file is written again, whole, every few seconds.
-
-    Args:
-        folder: created if missing.
-        start_step: step that training continues from. TensorBoard hides later steps of old files.
+    In a bucket the file is written again, whole, every few seconds. TensorBoard hides steps after
+    `start_step` of old files.
     """
 
     def __init__(self, folder: Path, start_step: int):
@@ -295,7 +248,6 @@ class _EventFile:
         self._add(step=start_step + 1, session_log=started)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Adds the scalars of a step."""
         scalars = [
             self._summary.Summary.Value(tag=name, simple_value=value)
             for name, value in values.items()
@@ -311,7 +263,6 @@ class _EventFile:
             self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Closes the file."""
         self.flush()
         self._file.close()
 

@@ -28,28 +28,16 @@ _NOT_DAMAGE = (
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Content of a checkpoint.
+    """Content of a checkpoint."""
 
-    Attributes:
-        step: number of updates made.
-        arrays: item name ("params", "optimizer", "ema") -> tree; only the items asked for.
-        data: position in the example order, as saved.
-        config: the run's config, as nested dicts.
-    """
-
-    step: int
-    arrays: dict[str, Any]
-    data: dict[str, Any]
+    step: int  # number of updates made
+    arrays: dict[str, Any]  # item name ("params", "optimizer", "ema") -> tree; only those asked for
+    data: dict[str, Any]  # position in the example order
     config: dict[str, Any]
 
 
 class CheckpointReader:
-    """Reads the items of the checkpoints in a folder.
-
-    Args:
-        folder: the `checkpoints` folder of a run.
-        manager: Orbax's manager of `folder`.
-    """
+    """Reads the items of the checkpoints in a folder, of which `manager` is Orbax's manager."""
 
     def __init__(self, folder: Path, manager: ocp.CheckpointManager):
         self._folder, self._manager = folder, manager
@@ -59,13 +47,7 @@ class CheckpointReader:
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Returns the items `about`, `data` and `config` after checks, the same on all processes.
 
-        Args:
-            abstract: see `CheckpointFolder.restore`.
-            step: step of the checkpoint.
-
-        Raises:
-            CheckpointError: the parameters have other names or shapes.
-            DamagedError: a file is damaged or missing.
+        A DamagedError of one process is raised on all.
         """
         at = self._folder / str(step)
         content, damage = ({}, {}, {}), None
@@ -93,13 +75,7 @@ class CheckpointReader:
     def read_arrays(self, abstract: dict[str, Any], step: int) -> dict[str, Any]:
         """Returns item -> tree of arrays.
 
-        Args:
-            abstract: see `CheckpointFolder.restore`.
-            step: step of the checkpoint.
-
-        Raises:
-            CheckpointError: one of several processes cannot read its part.
-            DamagedError: a file is damaged.
+        A damaged file raises DamagedError, or CheckpointError if there are several processes.
         """
         items = {
             name: ocp.args.PyTreeRestore(
@@ -146,11 +122,7 @@ class CheckpointReader:
 
 
 def _unreadable(at: Path, error: Exception) -> DamagedError:
-    """Returns the error of a checkpoint that Orbax cannot read.
-
-    Raises:
-        CheckpointError: it may be whole all the same.
-    """
+    """Returns the error of a damaged checkpoint; raises CheckpointError if it may be whole."""
     reason = unreadable_reason(error)
     if isinstance(error, MemoryError) or any(text in str(error) for text in _NOT_DAMAGE):
         raise CheckpointError(

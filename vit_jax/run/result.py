@@ -17,12 +17,7 @@ FIX = "remove it to finish the run again"
 def read_result(folder: Path, error: type[UserError] = RunFolderError) -> dict[str, Any] | None:
     """Returns the final figures of a run; None if it is not finished.
 
-    Args:
-        folder: of the run.
-        error: class of the error to raise.
-
-    Raises:
-        RunFolderError: the file is damaged; or `error`.
+    A damaged file raises `error`.
     """
     path = folder / RESULT
     if not path.exists():

@@ -30,29 +30,17 @@ _PREFIXES = ("eval/", "linear_probe/", "fewshot/", "knn/")
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands.
+    """Where a run stands."""
 
-    Attributes:
-        state: one of STATES.
-        note: why it failed; "" otherwise.
-        step: number of finished steps.
-        total_steps: number of steps of the run; None: not known.
-        metric: name of the score, "" if there is none yet.
-        score: latest value of this metric.
-        seconds: time that the run has taken; None: not known.
-        eta_s: time left, of a running run; None: not known.
-        updated: when its files changed last, in unix seconds; None: it has none.
-    """
-
-    state: str
-    note: str = ""
-    step: int = 0
-    total_steps: int | None = None
-    metric: str = ""
-    score: float | None = None
-    seconds: float | None = None
-    eta_s: float | None = None
-    updated: float | None = None
+    state: str  # one of STATES
+    note: str = ""  # why it failed
+    step: int = 0  # number of finished steps
+    total_steps: int | None = None  # None: not known
+    metric: str = ""  # name of the score; "": there is none yet
+    score: float | None = None  # latest value of this metric
+    seconds: float | None = None  # that the run has taken; None: not known
+    eta_s: float | None = None  # left, of a running run; None: not known
+    updated: float | None = None  # last change of its files, in unix seconds; None: it has none
 
     @property
     def steps_text(self) -> str:
@@ -71,22 +59,18 @@ class RunStatus:
 
     @property
     def time_text(self) -> str:
-        """The time that it has taken, e.g. "1:05:00"."""
         return "" if self.seconds is None else str(datetime.timedelta(seconds=round(self.seconds)))
 
     @property
     def eta_text(self) -> str:
-        """The time left, e.g. "0:05:00"."""
         return "" if self.eta_s is None else clock_text(self.eta_s)
 
 
 def read_status(folder: Path, *, running: bool | None = None, metric: str = "") -> RunStatus:
     """Reads the status of a run, or of a job of a sweep.
 
-    Args:
-        folder: run folder.
-        running: whether it is running; None: find out.
-        metric: name of the score; "": the metric that the run itself chooses by, else an accuracy.
+    `running` says whether it is running; None: find out. `metric` names the score; "": the metric
+    that the run itself chooses by, else an accuracy.
     """
     result = None
     with contextlib.suppress(RunFolderError):  # A damaged file; the run counts as unfinished.
@@ -123,11 +107,8 @@ def finished_status(
 ) -> RunStatus:
     """Returns the status of a finished run.
 
-    Args:
-        result: its result.json.
-        config: its config.json; may be empty.
-        metric: name of the score, see `read_status`.
-        updated: when the result was written, in unix seconds.
+    `config` may be empty. `metric` is as in `read_status`; `updated` says when the result was
+    written, in unix seconds.
     """
     name, score = _score(result, config, metric)
     step, parts = result.get("step") or 0, result.get("seconds")  # Older versions have no parts.

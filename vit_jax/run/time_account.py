@@ -46,12 +46,8 @@ _LONGEST_WHY = 500
 class TimeAccount:
     """The account of a run's time, continued by each of its sessions.
 
-    Args:
-        began_s: start of this session's process, in unix seconds; None: now.
-
-    Attributes:
-        step: number of finished steps.
-        total_steps: number of steps of the run; None: not known yet.
+    `began_s` is the start of this session's process, in unix seconds; None: now. `step` counts
+    finished steps.
     """
 
     def __init__(self, began_s: float | None = None):
@@ -69,10 +65,9 @@ class TimeAccount:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Counts the time inside the block as a part. Blocks may be nested; the inner one counts.
+        """Counts the time inside the block as one of PARTS.
 
-        Args:
-            name: one of PARTS.
+        Blocks may be nested; the inner one counts.
         """
         outer = self._switch(name)
         try:
@@ -97,11 +92,7 @@ class TimeAccount:
         self._write("running")
 
     def open(self, folder: Path) -> None:
-        """Continues the account in a run folder, and starts to log. Only the first call counts.
-
-        Raises:
-            RunFolderError: the file cannot be written.
-        """
+        """Continues the account in a run folder, and starts to log. Only the first call counts."""
         if self._log is not None:
             return
         path = folder / FILE
@@ -123,9 +114,7 @@ class TimeAccount:
     def resume(self, step: int, saved: Mapping[str, float]) -> None:
         """Counts the work after a checkpoint as lost, because it is done again.
 
-        Args:
-            step: step of the checkpoint; 0: the run starts again.
-            saved: `seconds` when it was saved; may be empty.
+        `saved` is `seconds` when it was saved, or empty. Step 0: the run starts again.
         """
         with self._lock:
             self._count()
@@ -138,12 +127,7 @@ class TimeAccount:
         self.step = step
 
     def close(self, event: str, error: BaseException | None = None) -> None:
-        """Writes the last line of the session.
-
-        Args:
-            event: "finished", "stopped" (the last step is saved) or "failed".
-            error: why it failed.
-        """
+        """Writes the last line: "finished", "stopped" (the last step is saved) or "failed"."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -217,11 +201,7 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 
 def why_failed(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns why the latest session failed, "" if that is not known; None: it did not fail.
-
-    Args:
-        rows: of `read_sessions`.
-    """
+    """Returns why the latest of `read_sessions` failed, "" if not known; None: it did not fail."""
     return rows[-1].get("why", "") if rows and rows[-1]["event"] == "failed" else None
 
 

@@ -26,14 +26,7 @@ _PROGRESS_INTERVAL_S = 10.0
 
 
 def checkpoints_of(path: Path) -> list[Path]:
-    """Returns the folders of all checkpoints of a run, or the one that a path names.
-
-    Args:
-        path: see `run.about.choose_checkpoint`.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Returns the folders of all checkpoints of a run, or the one that a path names."""
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     steps = saved_steps(folder)
     if not is_bucket(folder):  # There, these are saves that are not complete yet.
@@ -42,12 +35,7 @@ def checkpoints_of(path: Path) -> list[Path]:
 
 
 def verify_checkpoint(at: Path, show: Callable[[str], None]) -> list[str]:
-    """Returns what is damaged in a checkpoint; empty: nothing.
-
-    Args:
-        at: folder of the step.
-        show: called with lines about the progress.
-    """
+    """Returns what is damaged in a checkpoint. `show` is called with lines about the progress."""
     show(str(at))
     found: list[str] = []
     try:
@@ -72,11 +60,7 @@ def verify_checkpoint(at: Path, show: Callable[[str], None]) -> list[str]:
 
 
 def restore_numpy(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of an item in host memory.
-
-    Args:
-        path: folder of the item; may be in a bucket.
-    """
+    """Returns the arrays of an item, given its folder or bucket, in host memory."""
     # A Checkpointer would warn that the item has no metadata of a whole checkpoint.
     handler = ocp.PyTreeCheckpointHandler()
     with local_copy(path) as local, contextlib.closing(handler):

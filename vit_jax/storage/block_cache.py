@@ -71,10 +71,9 @@ class Part(NamedTuple):
 class BlockCache:
     """Reads parts of objects. Thread-safe; several processes may share the folder.
 
-    Args:
-        folder: where blocks are kept; None: nowhere.
-        limit_bytes: size that the folder may have. Each process that writes may exceed it by 2 %,
-            and the space of a deleted block is free when the processes that use it have ended.
+    Without a folder, nothing is kept. `limit_bytes` is the size that the folder may have. Each
+    process that writes may exceed it by 2 %, and the space of a deleted block is free when the
+    processes that use it have ended.
     """
 
     def __init__(self, folder: Path | None, limit_bytes: int):
@@ -98,9 +97,7 @@ class BlockCache:
     def add_data(self, name: str, num_bytes: int) -> None:
         """Tells the cache how large a dataset is that will be read, so that it knows what fits.
 
-        Args:
-            name: identifies the dataset; a second call replaces the number.
-            num_bytes: size of all its objects.
+        A second call with the same name replaces the number.
         """
         with self._lock:
             self._totals[name] = num_bytes
@@ -109,7 +106,6 @@ class BlockCache:
 
     @property
     def folder(self) -> Path | None:
-        """The folder in which blocks are kept."""
         return self._folder
 
     @property
@@ -123,11 +119,7 @@ class BlockCache:
             self._start([piece for part in parts for piece in self._pieces(part)])
 
     def read(self, parts: Sequence[Part]) -> list[bytes]:
-        """Returns the content of parts of objects.
-
-        Raises:
-            OSError: an object does not exist, or the store cannot be reached.
-        """
+        """Returns the content of parts of objects."""
         with self._lock:
             divided = [self._pieces(part) for part in parts]
             self._start([piece for pieces in divided for piece in pieces])
@@ -141,9 +133,7 @@ class BlockCache:
     def remembered(self, name: str, compute: Callable[[], list[Any]]) -> list[Any]:
         """Returns what was computed before and kept in the folder, or computes and keeps it.
 
-        Args:
-            name: name of the file; must change when the result does.
-            compute: returns JSON-like values.
+        The file's `name` must change when the result does, which is JSON.
         """
         if self._folder is None or not self._limit:
             return compute()
@@ -180,7 +170,6 @@ class BlockCache:
     def _content(
         self, piece: Part, name: str | None, answer: "Future[bytes] | None", start: int
     ) -> bytes:
-        """Returns the content of a piece."""
         stop = start + piece.stop - piece.start
         if answer is not None:
             return answer.result()[start:stop]
@@ -340,12 +329,7 @@ class BlockCache:
 
 @functools.lru_cache(maxsize=8)
 def block_cache(folder: Path | None = None, limit_gb: float = DEFAULT_LIMIT_GB) -> BlockCache:
-    """Returns the cache of this process for a folder.
-
-    Args:
-        folder: None: "blocks" in the user's cache folder.
-        limit_gb: largest size in gigabytes; 0: nothing is kept on disk.
-    """
+    """Returns the cache of this process for a folder, by default in the user's cache folder."""
     return BlockCache(folder or cache_dir() / "blocks", round(limit_gb * 1e9))
 
 

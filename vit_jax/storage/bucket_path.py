@@ -62,11 +62,7 @@ def configure_clients() -> None:
 
 
 def file_system(scheme: str) -> Any:
-    """Returns the fsspec file system of a scheme, one for each process and thread.
-
-    Raises:
-        ImportError: its package is not installed.
-    """
+    """Returns the fsspec file system of a scheme, one for each process and thread."""
     import fsspec
 
     configure_clients()
@@ -131,17 +127,11 @@ def _translated(method: F) -> F:
 
 
 class StoredObject(NamedTuple):
-    """An object as a listing describes it.
-
-    Attributes:
-        path: address.
-        size: in bytes.
-        key: hash of address, size and the store's generation or entity tag; changes with the
-            content.
-    """
+    """An object as a listing describes it."""
 
     path: "BucketPath"
-    size: int
+    size: int  # in bytes
+    # Hash of address, size and the store's generation or entity tag; changes with the content.
     key: str
 
 
@@ -159,7 +149,6 @@ class BucketPath(pathlib.PosixPath):
 
     @property
     def scheme(self) -> str:
-        """The scheme, "gs" or "s3"."""
         return self.parts[0].removesuffix(":")
 
     @property
@@ -169,7 +158,6 @@ class BucketPath(pathlib.PosixPath):
 
     @property
     def fs(self) -> Any:
-        """The fsspec file system."""
         return file_system(self.scheme)
 
     def __str__(self) -> str:
@@ -185,11 +173,9 @@ class BucketPath(pathlib.PosixPath):
         return BucketPath, (str(self),)
 
     def as_posix(self) -> str:
-        """Returns the address."""
         return str(self)
 
     def as_uri(self) -> str:
-        """Returns the address."""
         return str(self)
 
     @property
@@ -224,16 +210,11 @@ class BucketPath(pathlib.PosixPath):
     def relative_to(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, *other: Any, **kwargs: Any
     ) -> pathlib.PurePosixPath:
-        """Returns the path from another path in the same bucket to this one.
-
-        Raises:
-            ValueError: it is not below the other path.
-        """
+        """Returns the path from another path in the same bucket to this one."""
         start = pathlib.PurePosixPath(*BucketPath(*other).parts)
         return pathlib.PurePosixPath(*self.parts).relative_to(start, **kwargs)
 
     def is_relative_to(self, *other: Any) -> bool:
-        """Whether it is the other path or below it."""
         try:
             self.relative_to(*other)
         except ValueError:
@@ -241,19 +222,15 @@ class BucketPath(pathlib.PosixPath):
         return True
 
     def match(self, path_pattern: Any, **kwargs: Any) -> bool:
-        """Whether its last parts match a pattern."""
         return pathlib.PurePosixPath(*self.parts).match(path_pattern, **kwargs)
 
     def is_absolute(self) -> bool:
-        """Returns True."""
         return True
 
     def absolute(self) -> "BucketPath":
-        """Returns the path itself."""
         return self
 
     def expanduser(self) -> "BucketPath":
-        """Returns the path itself."""
         return self
 
     def resolve(self, strict: bool = False) -> "BucketPath":
@@ -261,7 +238,6 @@ class BucketPath(pathlib.PosixPath):
         return BucketPath(f"{self.scheme}://{os.path.normpath(self.key)}")
 
     def is_symlink(self) -> bool:
-        """Returns False."""
         return False
 
     def samefile(self, other_path: Any) -> bool:
@@ -371,26 +347,17 @@ class BucketPath(pathlib.PosixPath):
         return objects
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        """Does nothing, because buckets have no folders.
-
-        Raises:
-            FileExistsError: there is something, and not `exist_ok`.
-        """
+        """Does nothing, because buckets have no folders."""
         if not exist_ok and self.exists():
             raise FileExistsError(errno.EEXIST, "Object exists", str(self))
 
     def rmdir(self) -> None:
-        """Does nothing if nothing is below this path.
-
-        Raises:
-            OSError: an object is below this path.
-        """
+        """Does nothing, unless an object is below this path, which is an error."""
         if self.is_dir():
             raise OSError(errno.ENOTEMPTY, "Folder not empty", str(self))
 
     @_translated
     def unlink(self, missing_ok: bool = False) -> None:
-        """Deletes the object."""
         # S3 does not say whether there was an object.
         if not missing_ok and self.scheme == "s3" and not self.is_file():
             raise FileNotFoundError(errno.ENOENT, "No such object", str(self))
@@ -402,11 +369,7 @@ class BucketPath(pathlib.PosixPath):
 
     @_translated
     def remove_tree(self) -> None:
-        """Deletes all objects below this path.
-
-        Raises:
-            OSError: an object is still there.
-        """
+        """Deletes all objects below this path; raises OSError if one is still there."""
         keys = [path.key for path, _ in self.find()]
         # `rm` deletes many with one request, but takes names with these characters for patterns.
         plain = [key for key in keys if not set("*?[") & set(key)]
@@ -448,9 +411,6 @@ class BucketPath(pathlib.PosixPath):
         """Returns bytes `start` to `end` (not included), in one request.
 
         Throttled, failed and cut requests are repeated after a random pause.
-
-        Raises:
-            OSError: the object or the range does not exist, or the store cannot be reached.
         """
         for attempt in range(1, _READ_ATTEMPTS[self.scheme] + 1):
             try:
@@ -484,11 +444,7 @@ class BucketPath(pathlib.PosixPath):
 
     @_translated
     def create(self, data: bytes) -> None:
-        """Writes the object unless it exists, by the store's own precondition.
-
-        Raises:
-            FileExistsError: it exists.
-        """
+        """Writes the object unless it exists (FileExistsError), by the store's own precondition."""
         try:
             self.fs.pipe_file(self.key, data, mode="create")
         except Exception as error:
@@ -497,7 +453,6 @@ class BucketPath(pathlib.PosixPath):
             raise
 
     def touch(self, mode: int = 0o666, exist_ok: bool = True) -> None:
-        """Creates an empty object if there is none."""
         with contextlib.suppress(FileExistsError) if exist_ok else contextlib.nullcontext():
             self.create(b"")
 
@@ -505,10 +460,6 @@ class BucketPath(pathlib.PosixPath):
         """Writes the content of a local file, or of all files of a local folder.
 
         Files directly in the folder describe the others, so they are written last.
-
-        Raises:
-            FileNotFoundError: there is no such file or folder.
-            OSError: an object cannot be written.
         """
         if not source.exists():
             raise FileNotFoundError(errno.ENOENT, "No such file to upload", str(source))
@@ -546,12 +497,7 @@ class BucketPath(pathlib.PosixPath):
         errors: str | None = None,
         newline: str | None = None,
     ) -> Any:
-        """Opens the object for reading (r), or for writing a new content (w).
-
-        Raises:
-            OSError: the object cannot be opened.
-            NotImplementedError: `mode` is to append, to update or to create; see `create`.
-        """
+        """Opens the object for reading (r), or for writing a new content (w); see also `create`."""
         binary = mode.replace("b", "").replace("t", "")
         if binary not in ("r", "w"):
             raise NotImplementedError(f"{self}: objects cannot be opened with mode {mode!r}")

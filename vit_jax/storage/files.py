@@ -35,12 +35,7 @@ _KINDS = (
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that readers, even after a crash, see either the old or the new content.
 
-    Args:
-        path: file to write; its folder is created if missing.
-        content: the whole content.
-
-    Raises:
-        OSError: the file cannot be written; the old content is still there.
+    Its folder is created if missing.
     """
     content = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,26 +57,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file atomically, indented by two spaces.
-
-    Raises:
-        OSError: the file cannot be written; the old content is still there.
-        NonFiniteError: see `json_text`.
-    """
+    """Writes a JSON file atomically, indented by two spaces."""
     write_atomically(path, json_text(content, what=str(path), indent=2) + "\n")
 
 
 def json_text(content: Any, *, what: str, indent: int | None = None) -> str:
-    """Returns JSON that every parser reads: no NaN, no Infinity.
-
-    Args:
-        content: the content.
-        what: what it is, for the error.
-        indent: spaces for each level; None: one line.
-
-    Raises:
-        NonFiniteError: a number is NaN or infinite.
-    """
+    """Returns JSON that every parser reads: NaN and Infinity are an error, which names `what`."""
     try:
         return json.dumps(content, indent=indent, allow_nan=False)
     except ValueError:
@@ -109,15 +90,7 @@ def _non_finite(content: Any, name: str = "") -> str | None:
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:
-    """Raises FileError for a device, pipe or folder, whose content may never end.
-
-    Args:
-        path: a file.
-        most_bytes: largest size of the file; None: any.
-
-    Raises:
-        OSError: there is no such file.
-    """
+    """Raises FileError unless it is a file, and not too large: a device or pipe may never end."""
     if isinstance(path, BucketPath):
         size = path.stat().st_size
     else:
@@ -133,12 +106,7 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """Reads a file whose size is checked first.
-
-    Raises:
-        FileError: it is not a regular file, or too large.
-        OSError: it cannot be read.
-    """
+    """Reads a file whose size is checked first."""
     check_regular(path, most_bytes)
     if isinstance(path, BucketPath):  # It tries again if the connection breaks.
         return path.read_bytes()
@@ -152,8 +120,7 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 def parse_json(text: str | bytes) -> Any:
     """Returns the content of a JSON text.
 
-    Raises:
-        ValueError: it is not JSON, or nested deeper than anything that this package reads.
+    Raises ValueError if it is nested deeper than anything that this package reads.
     """
     deep = ValueError(f"nested deeper than {_JSON_DEPTH} levels")
     try:
@@ -184,15 +151,7 @@ def read_json(
 ) -> T:
     """Reads a JSON file and checks the type of its top level.
 
-    Args:
-        path: file to read.
-        kind: `dict` or `list`.
-        error: class of the error to raise.
-        fix: how to fix the problem, for the error.
-
-    Raises:
-        FileError: the file is missing, unreadable, not JSON, or its top level has another type.
-            If `error` is given, that class is raised instead.
+    A file that is missing, unreadable, not JSON or of another type raises `error`, with the `fix`.
     """
     expected = {dict: "a JSON object", list: "a JSON array"}[kind]
     try:
@@ -212,11 +171,7 @@ def read_json(
 
 
 def append_text(path: Path, text: str) -> None:
-    """Appends text to a file. Objects in a bucket are written again, by one process at a time.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Appends text to a file. Objects in a bucket are written again, by one process at a time."""
     if is_bucket(path):
         write_atomically(path, (path.read_text() if path.exists() else "") + text)
         return
@@ -228,12 +183,8 @@ def append_text(path: Path, text: str) -> None:
 def local_copy(path: Path) -> Iterator[Path]:
     """Yields a file or folder on a local disk, for libraries that cannot read from a bucket.
 
-    Args:
-        path: if it is in a bucket, it is copied to a temporary folder, which is deleted after the
-            block; a local path is yielded as it is.
-
-    Raises:
-        OSError: it cannot be read.
+    One in a bucket is copied to a temporary folder, which is deleted after the block. A local path
+    is yielded as it is.
     """
     if not isinstance(path, BucketPath):
         yield path
@@ -248,12 +199,8 @@ def local_copy(path: Path) -> Iterator[Path]:
 def write_through(path: Path) -> Iterator[Path]:
     """Yields a path on a local disk where a library can write a file or a folder.
 
-    Args:
-        path: if it is in a bucket, what the block has written to a temporary folder is copied there
-            if the block succeeds; a local path is yielded as it is.
-
-    Raises:
-        OSError: it cannot be written.
+    If `path` is in a bucket, what the block has written to a temporary folder is copied there if
+    the block succeeds. A local path is yielded as it is.
     """
     if not is_bucket(path):
         yield path
@@ -278,11 +225,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copies a file from and to a disk or a bucket, where it appears whole.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
+    """Copies a file from and to a disk or a bucket, where it appears whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(source, BucketPath):
         if isinstance(target, BucketPath):
@@ -296,11 +239,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Deletes a folder and all that is in it; does nothing if it does not exist.
-
-    Raises:
-        OSError: something cannot be deleted.
-    """
+    """Deletes a folder and all that is in it; does nothing if it does not exist."""
     if isinstance(path, BucketPath):
         path.remove_tree()
     elif path.exists():

@@ -53,7 +53,7 @@ def _end_process(reason: str) -> None:
 def locked(
     path: Path, timeout_s: float | None = 0, on_lost: Callable[[str], None] = _end_process
 ) -> Iterator[None]:
-    """Holds an exclusive lock during the `with` block.
+    """Holds an exclusive lock during the `with` block, or raises LockedError.
 
     On a local disk it is a lock of the operating system on a file, which is released when the
     process dies and works between processes of one machine and, on NFS version 4, between machines.
@@ -68,10 +68,6 @@ def locked(
         timeout_s: how long to wait while another process is known to hold the lock; None: forever.
         on_lost: called with the reason, in another thread, when another process has taken the
             lease over or the store cannot be reached. By default it ends the process.
-
-    Raises:
-        LockedError: another process holds the lock.
-        OSError: the lock file cannot be created.
     """
     if is_bucket(path):
         with _Lease(path, on_lost).held(timeout_s):
@@ -112,12 +108,7 @@ def is_locked(path: Path) -> bool:
 
 
 class _Lease:
-    """A lease in a bucket.
-
-    Args:
-        path: lock file; the lease is PATH-NUMBER.
-        on_lost: see `locked`.
-    """
+    """A lease PATH-NUMBER in a bucket."""
 
     def __init__(self, path: Path, on_lost: Callable[[str], None] = _end_process):
         self._path, self._on_lost = path, on_lost
@@ -135,7 +126,6 @@ class _Lease:
 
     @contextlib.contextmanager
     def held(self, timeout_s: float | None) -> Iterator[None]:
-        """Holds the lease during the block."""
         self._mine = self._acquire(timeout_s)
         self._renewed = time.monotonic()
         threads = [
@@ -155,7 +145,6 @@ class _Lease:
                     _write(self._mine, self._content | {"released": True})
 
     def is_held(self) -> bool:
-        """Whether a process holds the lease."""
         newest = self._newest()
         content = None if newest is None else _read(newest)
         return newest is not None and content is not None and not self._is_free(newest, content)
@@ -306,11 +295,7 @@ def _number(lease: Path) -> int:
 
 
 def _create(path: Path, content: dict[str, Any]) -> None:
-    """Writes a file that does not exist yet.
-
-    Raises:
-        FileExistsError: it exists.
-    """
+    """Writes a file that does not exist yet; raises FileExistsError if it does."""
     if isinstance(path, BucketPath):
         path.create(json_text(content, what="a lock").encode())
         return

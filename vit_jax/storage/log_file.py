@@ -31,16 +31,12 @@ FLUSH_INTERVAL_S = 10.0
 
 
 def read_log(path: Path, is_valid: Callable[[Any], bool] = bool) -> list[dict[str, Any]]:
-    """Reads a file with one JSON object per line. Returns [] if it is missing.
+    """Reads a file, or its segments in a bucket, with one JSON object per line.
 
-    Damaged lines are left out with a warning; a last line that a crash cut off is left out.
+    [] if it is missing.
 
-    Args:
-        path: name of the file; in a bucket its segments are read.
-        is_valid: a JSON object for which this is False is damaged.
-
-    Raises:
-        OSError: it cannot be read.
+    Lines for which `is_valid` is False are damaged. Damaged lines are left out with a warning; a
+    last line that a crash cut off is left out.
     """
     rows: list[dict[str, Any]] = []
     for file in _files(path):
@@ -54,16 +50,7 @@ def read_log(path: Path, is_valid: Callable[[Any], bool] = bool) -> list[dict[st
 def read_log_end(
     path: Path, num_bytes: int, is_valid: Callable[[Any], bool] = bool
 ) -> list[dict[str, Any]]:
-    """Returns the valid lines among the last bytes of a log file. Damaged lines are left out.
-
-    Args:
-        path: name of the file; in a bucket its last segment is read.
-        num_bytes: how much to read.
-        is_valid: as for `read_log`.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Returns the valid lines among the last bytes of a log file, or of its last segment."""
     for file in _files(path)[-1:]:
         with file.open("rb") as opened:
             opened.seek(max(0, file.stat().st_size - num_bytes))
@@ -72,10 +59,7 @@ def read_log_end(
 
 
 def segments(path: Path) -> list[Path]:
-    """Returns the segments of a log file, in ascending order.
-
-    A folder on a local disk has them if it was copied from a bucket.
-    """
+    """Returns the segments of a log file, ascending. On a disk they were copied from a bucket."""
     return sorted(path.parent.glob(f"{path.stem}-[0-9][0-9][0-9][0-9][0-9][0-9]{path.suffix}"))
 
 
@@ -90,15 +74,10 @@ def _files(path: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class _Content:
-    """The lines of a file.
+    """The lines of a file."""
 
-    Attributes:
-        lines: each valid line and its JSON object.
-        damaged: number of the line, from 1, and the line.
-    """
-
-    lines: list[tuple[bytes, dict[str, Any]]]
-    damaged: list[tuple[int, bytes]]
+    lines: list[tuple[bytes, dict[str, Any]]]  # each valid line and its JSON object
+    damaged: list[tuple[int, bytes]]  # number of the line, from 1, and the line
 
     @property
     def damaged_lines(self) -> str:
@@ -137,14 +116,8 @@ class LogFile:
     On a local disk each line is written at once. In a bucket lines are written in the background
     within `FLUSH_INTERVAL_S`; `flush` writes them now.
 
-    Args:
-        path: name of the file.
-        keep: lines for which this is False are deleted first, e.g. those of steps that a resumed
-            run makes again.
-        is_valid: as for `read_log`. Damaged lines are moved to a file of their own.
-
-    Raises:
-        OSError: it cannot be written.
+    Lines for which `keep` is False are deleted first, e.g. those of steps that a resumed run makes
+    again. Damaged lines (not `is_valid`) are moved to a file of their own.
     """
 
     def __init__(
@@ -163,12 +136,7 @@ class LogFile:
             self._file = path.open("a")
 
     def write(self, row: dict[str, Any]) -> None:
-        """Appends a line.
-
-        Raises:
-            OSError: this or an earlier line could not be written.
-            NonFiniteError: a number is NaN or infinite.
-        """
+        """Appends a line. An OSError may be that of an earlier line."""
         line = json_text(row, what="a line of a log") + "\n"
         if self._segments is not None:
             self._segments.add(line)
@@ -177,20 +145,11 @@ class LogFile:
             self._file.flush()
 
     def flush(self) -> None:
-        """Returns when all lines are where other hosts can read them.
-
-        Raises:
-            OSError: they could not be written.
-        """
+        """Returns when all lines are where other hosts can read them."""
         if self._segments is not None:
             self._segments.flush()
 
     def close(self) -> None:
-        """Flushes and closes the file.
-
-        Raises:
-            OSError: lines could not be written.
-        """
         if self._segments is not None:
             self._segments.close()
         if self._file is not None:

@@ -30,16 +30,8 @@ _MOUNTED_BUCKETS = (
 def user_path(text: str | os.PathLike[str]) -> Path:
     """Returns the path that a user means. Nothing is opened or created.
 
-    Args:
-        text: local path, where "~" is the home folder; or `gs://BUCKET/...` or `s3://BUCKET/...`.
-            For S3-compatible stores set AWS_ENDPOINT_URL. Also a path.
-
-    Returns:
-        A `pathlib.Path`; for a bucket a `BucketPath`, which is one.
-
-    Raises:
-        FileError: the text is empty, not UTF-8, has a name that is too long, another scheme or no
-            bucket, or the package that speaks the scheme is not installed.
+    `text` is a local path, where "~" is the home folder; or `gs://BUCKET/...` or `s3://BUCKET/...`,
+    which give a `BucketPath`. For S3-compatible stores set AWS_ENDPOINT_URL.
     """
     if isinstance(text, BucketPath):
         return text
@@ -104,14 +96,9 @@ def _check_text(text: str) -> None:
 
 
 def check_output_folder(path: Path, inside: Sequence[str] = ()) -> None:
-    """Checks that a folder can be written to, or made, before work begins whose results go there.
+    """Checks that a folder, and those `inside`, can be written to or made, before work begins.
 
-    Args:
-        path: the folder; nothing is created.
-        inside: names of folders that will be written in it.
-
-    Raises:
-        RunFolderError: a file is in the way, or a folder is not writable.
+    Nothing is created.
     """
     if isinstance(path, BucketPath):
         return
@@ -130,15 +117,7 @@ def check_output_folder(path: Path, inside: Sequence[str] = ()) -> None:
 
 
 def local_path(text: str | os.PathLike[str], what: str) -> Path:
-    """Returns a local path that a user means.
-
-    Args:
-        text: local path.
-        what: what it is, for the error, e.g. "a config file".
-
-    Raises:
-        FileError: it is in a bucket, or `user_path` refuses it.
-    """
+    """Returns a local path that a user means; `what` names it in errors, e.g. "a config file"."""
     path = user_path(text)
     if isinstance(path, BucketPath):
         raise FileError(
@@ -183,8 +162,5 @@ def _decoded(mount_point: str) -> str:
 
 
 def cache_dir() -> Path:
-    """Returns the user's cache folder of this project; what is in it can be made again.
-
-    It is `$XDG_CACHE_HOME/vit_jax`, by default ~/.cache/vit_jax.
-    """
+    """Returns the user's cache folder of this project; what is in it can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vit_jax"

@@ -19,17 +19,12 @@ _SHARED_MEMORY = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The devices of one job.
+    """The devices of one job."""
 
-    Attributes:
-        environment: variables to set, or to unset where the value is None.
-        cores: CPU cores to use; empty: all.
-        description: for the user; empty: the whole machine.
-    """
-
+    # Variables to set, or to unset where the value is None.
     environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    cores: tuple[int, ...] = ()
-    description: str = ""
+    cores: tuple[int, ...] = ()  # of the CPU; empty: all
+    description: str = ""  # for the user; empty: the whole machine
 
 
 def divide_devices(jobs: int) -> list[Share]:
@@ -37,9 +32,6 @@ def divide_devices(jobs: int) -> list[Share]:
 
     GPUs are divided evenly if there are any, else TPU chips, else CPU cores. With fewer GPUs than
     jobs, several jobs share one GPU and its memory.
-
-    Raises:
-        SweepError: the TPU chips cannot be divided by the number of jobs.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     platform = os.environ.get("JAX_PLATFORMS", "")

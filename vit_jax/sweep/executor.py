@@ -28,15 +28,10 @@ JobState = Literal["queued", "running"]
 class Executor(abc.ABC):
     """Starts jobs and reports which of them run.
 
-    Args:
-        folder: of the sweep.
-        at_once: largest number of jobs at the same time; None: the executor's default.
-        options: of the cluster, from the command line and the sweep file.
-
-    Attributes:
-        at_once: largest number of jobs at the same time; None: any number.
-        poll_s: seconds between two calls of `running`.
-        description: tells the user which devices each job gets; may be empty.
+    `at_once` is the largest number of jobs at the same time; as an argument, None is the executor's
+    default, and as an attribute, any number. The options are of the cluster, from the command line
+    and the sweep file. `poll_s` is the time between two calls of `running`. `description` tells the
+    user which devices each job gets.
     """
 
     poll_s = 1.0

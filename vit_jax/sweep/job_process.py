@@ -37,17 +37,11 @@ class JobProcess:
 
     SIGTERM (from `scontrol requeue`) is passed on: the run saves and ends. On SIGUSR2 (SLURM's time
     limit, preemption) submitit calls `checkpoint` and requeues the job.
-
-    Attributes:
-        folder: of the job.
-        command: command line, as a list of arguments.
-        slot: index of the device share.
-        share: devices to use.
     """
 
     folder: Path
     command: Sequence[str]
-    slot: int = 0
+    slot: int = 0  # index of the device share
     share: Share = dataclasses.field(default_factory=Share)
     _process: subprocess.Popen | None = dataclasses.field(default=None, init=False)
     _stopping: bool = dataclasses.field(default=False, init=False)

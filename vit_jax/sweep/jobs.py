@@ -168,11 +168,7 @@ def folder_name(text: str) -> str:
 
 
 def as_job(entry: Any, where: str) -> Job:
-    """Returns a job of a sweep file, which may be a (config, overrides) pair.
-
-    Raises:
-        SweepError: the entry is neither; `where` says where it is.
-    """
+    """Returns a job of a sweep file, which may be a (config, overrides) pair."""
     if isinstance(entry, Job):
         return entry
     if isinstance(entry, tuple | list) and len(entry) == 2:

@@ -38,7 +38,6 @@ class LocalExecutor(Executor):
         self.description = "; ".join(s.description for s in self._shares if s.description)
 
     def submit(self, job: PlannedJob) -> None:
-        """Starts a job on a free share."""
         slot = min(set(range(len(self._shares))) - set(self._slots.values()), default=0)
         executor = submitit.LocalExecutor(submitit_folder(job.folder))
         executor.update_parameters(timeout_min=_TIMEOUT_MIN, signal_delay_s=0)
@@ -53,7 +52,6 @@ class LocalExecutor(Executor):
         self._slots[job.name] = slot
 
     def running(self, jobs: Sequence[PlannedJob]) -> dict[str, JobState]:
-        """Returns the jobs whose process is alive."""
         found: dict[str, JobState] = {}
         if self._earlier is None:
             alive = read_all(lambda job: is_running(job.folder), jobs)

@@ -24,30 +24,17 @@ _REFERENCE = re.compile(r"([^=]*=|)job:(.*)")
 
 @dataclasses.dataclass(frozen=True)
 class PlannedJob:
-    """A job with its name, folder and checked config.
+    """A job with its name, folder and checked config."""
 
-    Attributes:
-        name: unique in the sweep.
-        folder: run folder.
-        job: its definition, with references replaced by folders.
-        config: checked config of a training job; None for other commands.
-        settings: values from the config file and overrides, without defaults; None for other
-            commands.
-        needs: names of the jobs that must finish first.
-        selection: the selection that it belongs to.
-        choice: how its settings were selected, as job.json records it.
-        problem: why this final run cannot be run; None: it can.
-    """
-
-    name: str
+    name: str  # unique in the sweep
     folder: Path
-    job: Job
-    config: Config | None
-    settings: dict[str, Any] | None
-    needs: tuple[str, ...]
-    selection: Selection | None
-    choice: dict[str, Any] | None = None
-    problem: str | None = None
+    job: Job  # its definition, with references replaced by folders
+    config: Config | None  # of a training job; None for other commands
+    settings: dict[str, Any] | None  # of config file and overrides; None for other commands
+    needs: tuple[str, ...]  # names of the jobs that must finish first
+    selection: Selection | None  # that it belongs to
+    choice: dict[str, Any] | None = None  # how its settings were selected, as in job.json
+    problem: str | None = None  # why this final run cannot be run; None: it can
 
     @property
     def final_of(self) -> Selection | None:
@@ -61,11 +48,9 @@ class PlannedJob:
 
     @property
     def result(self) -> Path:
-        """File that a finished run has written."""
         return self.folder / "result.json"
 
     def command(self, python: str = sys.executable) -> list[str]:
-        """Returns the command line that runs the job."""
         words = [python, "-m", "vit_jax", self.job.command]
         words += [f"--config={self.job.config}"] if self.job.config else []
         words += [f"--workdir={self.folder}"]
@@ -87,17 +72,7 @@ class PlannedJob:
 class Plan:
     """All jobs of a sweep; each comes after the jobs that it needs.
 
-    Args:
-        sweep: content of the sweep file.
-        folder: of the sweep.
-
-    Attributes:
-        jobs: name -> job.
-        selections: name -> selection.
-
-    Raises:
-        UserError: a config is invalid, a reference names no job, jobs depend on each other in a
-            cycle, two jobs have the same name, or a selection uses examples of a reported split.
+    `jobs` and `selections` are by name.
     """
 
     def __init__(self, sweep: Sweep, folder: Path):
@@ -128,10 +103,7 @@ class Plan:
             )
 
     def apply_choice(self, selection: Selection, choice: dict[str, Any]) -> None:
-        """Sets the final runs of a selection to the settings of the selected candidate.
-
-        `choice` is in the format of job.json.
-        """
+        """Gives the final runs of a selection the settings of a choice in job.json's format."""
         for name, job in selection.final_jobs(choice["chosen"]).items():
             planned = self._plan_job(name, job, selection)
             self.jobs[name] = dataclasses.replace(planned, choice=choice)
@@ -218,9 +190,6 @@ def _name_jobs(entries: Sequence[Job | Selection]) -> dict[str, tuple[Job, Selec
     """Returns name -> (job, its selection).
 
     Final runs have the settings of the first candidate for now.
-
-    Raises:
-        SweepError: two jobs have the same name, or one folder lies inside another.
     """
     names = iter(derive_names([entry for entry in entries if isinstance(entry, Job)]))
     defined: dict[str, tuple[Job, Selection | None]] = {}

@@ -29,11 +29,7 @@ _SECONDS_BETWEEN_STOPS = 2.0
 
 @contextlib.contextmanager
 def launcher_lock(folder: Path) -> Iterator[None]:
-    """Holds the lock of a sweep's folder inside this context.
-
-    Raises:
-        SweepError: another launcher holds it, or the folder is not writable.
-    """
+    """Holds the lock of a sweep's folder inside this context."""
     owner = folder / ".launcher-process"
     with contextlib.ExitStack() as stack:
         try:
@@ -58,15 +54,8 @@ def launcher_lock(folder: Path) -> Iterator[None]:
 class Scheduler:
     """Runs the jobs of a sweep until all are finished or failed, or the user stops it.
 
-    Args:
-        plan: the jobs.
-        executor: runs the jobs.
-        say: shows a line to the user.
-        show: called with the status of all jobs after every update.
-        stop: returns whether the user wants to stop.
-
-    Attributes:
-        jobs: name -> status.
+    `say` shows a line to the user, and `show` the status of all jobs, after every update. `stop`
+    returns whether the user wants to stop.
     """
 
     def __init__(
@@ -88,8 +77,7 @@ class Scheduler:
     def run(self, *, retry_failed: bool = False) -> int:
         """Returns the exit code: 0 all finished, 1 some failed, 75 stopped.
 
-        Args:
-            retry_failed: whether to run previously failed jobs again, once.
+        With `retry_failed`, previously failed jobs run again, once.
         """
         if retry_failed:
             read_all(lambda job: clear_failure(job.folder), list(self.plan.jobs.values()))

@@ -124,11 +124,8 @@ def check_selection(
 ) -> None:
     """Checks that all candidates evaluate the metric's split, and that it is used for nothing else.
 
-    `finals` are the possible configs of the final runs.
-
-    Raises:
-        SweepError: a candidate does not evaluate the metric's split, a candidate trains on it, or
-            the final runs report it.
+    No candidate may train on it. `finals` are the possible configs of the final runs, which must
+    not report it.
     """
     name = split_of(selection.metric)
     if selection.mode == "max" and selection.metric.split("/")[-1] == "loss":
@@ -207,12 +204,7 @@ def select_best(
 ) -> dict[str, Any]:
     """Returns the choice in the format of job.json.
 
-    Args:
-        selection: what to select by.
-        results: (candidate, its result.json; None if it failed) for every candidate.
-
-    Raises:
-        SweepError: no candidate has a finite score.
+    The results are (candidate, its result.json; None if it failed) for every candidate.
 
     >>> losses = Selection("x", [("a.py", {})], metric="eval/dev/loss", mode="min")
     >>> results = [("a", {"eval/dev/loss": 2.0}), ("b", {"eval/dev/loss": 1.0})]
@@ -229,7 +221,6 @@ def select_best(
             f"one of {', '.join(metrics) or 'the metrics of result.json'}",
             f"did you mean {nearest(metric, metrics)!r}?" if metrics else "check the jobs",
         )
-    # Of equal scores, the first wins.
     chosen = (max if selection.mode == "max" else min)(known, key=lambda name: known[name])
     return {
         "metric": metric,

@@ -47,9 +47,6 @@ class SlurmExecutor(Executor):
 
     A job's name in the queue is derived from the folders of the sweep and the job, so another
     launcher recognises jobs that were submitted earlier.
-
-    Raises:
-        SweepError: this machine has no SLURM, or submitit does not know an option.
     """
 
     poll_s = 3.0
@@ -79,11 +76,6 @@ class SlurmExecutor(Executor):
         self._build_executor(local_folder(folder) / ".sweep")  # Checks the options.
 
     def submit(self, job: PlannedJob) -> None:
-        """Submits a job.
-
-        Raises:
-            SweepError: SLURM refuses it.
-        """
         executor = self._build_executor(submitit_folder(job.folder))
         executor.update_parameters(name=self._queue_name(job))
         try:

@@ -30,25 +30,16 @@ _RUN_FILES = ("result.json", "metrics.jsonl", "checkpoints")
 
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
-    """Status of one job.
-
-    Attributes:
-        job: as planned.
-        state: one of STATES.
-        note: why it has failed or waits.
-        result: content of result.json; None: not finished.
-        attempt: its latest start; None: it was never started, or is running.
-    """
+    """Status of one job."""
 
     job: PlannedJob
-    state: str
-    note: str = ""
-    result: dict[str, Any] | None = None
-    attempt: Attempt | None = None
+    state: str  # one of STATES
+    note: str = ""  # why it has failed or waits
+    result: dict[str, Any] | None = None  # content of result.json; None: not finished
+    attempt: Attempt | None = None  # its latest start; None: it was never started, or is running
 
     @property
     def name(self) -> str:
-        """Name of the job."""
         return self.job.name
 
 
@@ -56,16 +47,8 @@ def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[s
     """Checks that the folder holds this sweep, reads its state and writes sweep.json.
 
     Jobs may be added to a sweep file or removed from it between two launches. Finished jobs get a
-    new job.json, because their labels may have changed.
-
-    Args:
-        plan: the jobs.
-        say: shows a line to the user.
-        details: further content of sweep.json.
-
-    Raises:
-        SweepError: the folder belongs to a sweep that has no job of this one, or a job in it was
-            started with other settings.
+    new job.json, because their labels may have changed. `details` are further content of
+    sweep.json.
     """
     path, spec = plan.folder / "sweep.json", plan.sweep.spec
     before = read_optional_json(path) or {}
@@ -134,12 +117,9 @@ def read_state(
 ) -> dict[str, JobStatus]:
     """Returns name -> status of all jobs, and makes each selection whose candidates have ended.
 
-    Args:
-        plan: the jobs; a selection sets the settings of its final runs.
-        running: name -> "running" or "queued".
-        known: what the last call returned, without jobs that have ended since. The files of a job
-            are read again only if it was running then.
-        say: shows a line to the user.
+    A selection sets the settings of its final runs in the plan. `running` maps names to "running"
+    or "queued". `known` is what the last call returned, without jobs that have ended since: the
+    files of a job are read again only if it was running then. `say` shows a line to the user.
     """
     known = {name: job for name, job in known.items() if job.state not in ("running", "queued")}
     unread = [job for name, job in plan.jobs.items() if not (name in running or name in known)]
@@ -162,7 +142,6 @@ def read_state(
 
 
 def _read_files(job: PlannedJob) -> tuple[dict[str, Any] | None, Attempt | None]:
-    """Returns the result and the latest start of a job."""
     try:
         result = read_result(job.folder)
     except RunFolderError as error:

@@ -21,28 +21,16 @@ from vit_jax.sweep.selection import Selection
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The content of a sweep file.
+    """The content of a sweep file."""
 
-    Attributes:
-        spec: "FILE.py" or "FILE.py:ARG".
-        entries: jobs and selections, in the order of the file.
-        slurm: options for --executor=slurm.
-        report: what the `report` command shows.
-    """
-
-    spec: str
+    spec: str  # "FILE.py" or "FILE.py:ARG"
     entries: tuple[Job | Selection, ...]
-    slurm: dict[str, Any] = dataclasses.field(default_factory=dict)
-    report: dict[str, Any] = dataclasses.field(default_factory=dict)
+    slurm: dict[str, Any] = dataclasses.field(default_factory=dict)  # for --executor=slurm
+    report: dict[str, Any] = dataclasses.field(default_factory=dict)  # for the `report` command
 
 
 def read_sweep(spec: str) -> Sweep:
-    """Reads the sweep file "FILE.py" or "FILE.py:ARG".
-
-    Raises:
-        ConfigError: the file or `get_sweep` is missing, its code fails, or REPORT is invalid.
-        SweepError: `get_sweep` returns no jobs, or the file defines two reports.
-    """
+    """Reads the sweep file "FILE.py" or "FILE.py:ARG"."""
     path = spec.partition(":")[0]
     returned, names = run_python(spec, "get_sweep", "sweep")
     if isinstance(returned, str | dict | Job | Selection) or not isinstance(returned, Iterable):

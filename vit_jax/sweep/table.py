@@ -22,13 +22,9 @@ _OTHER_LINES = 7
 
 
 class TableView:
-    """Shows the jobs. Use as a context manager.
+    """Shows the jobs. Use as a context manager."""
 
-    Attributes:
-        at_once: jobs that run at the same time; None: not limited, or not known yet.
-    """
-
-    at_once: int | None = None
+    at_once: int | None = None  # jobs at the same time; None: not limited, or not known yet
 
     def __init__(self) -> None:
         console = Console()
@@ -45,7 +41,6 @@ class TableView:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """Prints a line above the table."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, jobs: Sequence[JobStatus]) -> None:
@@ -87,11 +82,8 @@ def job_table(
 ) -> Table:
     """Returns a table of at most `most` jobs, in the order of STATES if there are more.
 
-    Args:
-        jobs: all jobs.
-        most: number of jobs in the table.
-        progress: name of a job -> its progress.
-        eta: time left of the sweep, for the line below the table.
+    `progress` is by name of the job. `eta`, the time left of the sweep, is for the line below the
+    table.
     """
     caption = ", ".join(filter(None, [summary(jobs), eta]))
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
@@ -122,12 +114,8 @@ def sweep_eta_s(
 ) -> float | None:
     """Returns the time until all jobs have ended; None: it is not known yet.
 
-    A job that has not run counts as the mean of the finished ones.
-
-    Args:
-        jobs: all jobs of the sweep.
-        progress: name of a job -> its progress.
-        at_once: jobs that run at the same time; None: as many as do now.
+    A job that has not run counts as the mean of the finished ones. `at_once` is the number of jobs
+    that run at the same time; None: as many as do now.
     """
     ended = ("finished", "failed", "blocked")
     running = [progress[job.name].eta_s for job in jobs if job.state == "running"]

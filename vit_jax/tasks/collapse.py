@@ -27,9 +27,6 @@ def feature_std(features: Float[Array, "B D"]) -> Float[Array, ""]:
     their standard deviation over the batch, times sqrt(D): 1 if the directions cancel out, 0 if all
     are the same.
 
-    Args:
-        features: one row per image.
-
     Source: arXiv:2011.10566, section 4.1, scaled so that the limit does not depend on D.
 
     >>> opposite = jnp.array([[1.0, 0.0], [-2.0, 0.0]])
@@ -60,18 +57,15 @@ class DirectionTotals:
         self._examples = 0
 
     def add(self, outputs: Mapping[str, np.ndarray]) -> None:
-        """Adds one batch."""
         self._sum = self._sum + outputs["directions"].astype(np.float64)
         self._examples += outputs["examples"].item()
 
     def metrics(self) -> dict[str, float]:
-        """Returns metric name -> value."""
         # The mean square of directions is 1.
         variance = 1 - float(np.sum(np.square(self._sum / self._examples)))
         return {METRIC: max(variance, 0.0) ** 0.5, "examples": self._examples}
 
     def warnings(self) -> list[str]:
-        """Returns no warnings."""
         return []
 
     def write(self, folder: Path, name: str) -> None:
@@ -86,12 +80,6 @@ class CollapseWarning:
         self._warned = False
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Looks at the metrics of a step.
-
-        Args:
-            step: number of updates made.
-            metrics: metrics by their full name.
-        """
         value = metrics.get(f"train/{METRIC}")
         if value is None or value >= COLLAPSED or self._warned:
             return

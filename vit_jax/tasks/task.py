@@ -33,23 +33,13 @@ Forward = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class DataInfo:
-    """Properties of the training data that a task needs.
-
-    Attributes:
-        num_classes: C.
-        class_counts: i64[C], training examples of each class; None: not known, because they are not
-            needed or because there is no dataset.
-        num_examples: examples per epoch.
-        total_steps: length of the run.
-        source: training or evaluated examples, for checks and names of classes; None: the program
-            is not run on data.
-    """
+    """Properties of the training data that a task needs."""
 
     num_classes: int
-    class_counts: np.ndarray | None = None
-    num_examples: int = 1
+    class_counts: np.ndarray | None = None  # i64[C]; None: not known or not needed
+    num_examples: int = 1  # per epoch
     total_steps: int = 1
-    source: Source | None = None
+    source: Source | None = None  # for checks and names of classes; None: the program sees no data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +48,10 @@ class Frozen:
 
     They are sharded like parameters and passed to the step as its last argument. They are neither
     donated nor saved in checkpoints.
-
-    Attributes:
-        shapes: tree of `jax.ShapeDtypeStruct`.
-        load: reads the arrays; returns the same tree, in the memory of the host.
     """
 
-    shapes: Any
-    load: Callable[[], Any]
+    shapes: Any  # tree of `jax.ShapeDtypeStruct`
+    load: Callable[[], Any]  # returns the same tree of arrays, in the memory of the host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,17 +80,11 @@ class ComparingLoss:
 
 
 class TeacherState(NamedTuple):
-    """What a loss reads of a teacher.
-
-    Attributes:
-        params: the teacher's parameters.
-        extra: the arrays of `Teacher.init`.
-        step: i32 scalar, number of updates made.
-    """
+    """What a loss reads of a teacher."""
 
     params: Any
-    extra: Any
-    step: Any
+    extra: Any  # the arrays of `Teacher.init`
+    step: Any  # i32 scalar, number of updates made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,13 +108,9 @@ class Teacher:
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """An evaluation that is not the sum over the examples of one split.
+    """An evaluation that is not the sum over the examples of one split."""
 
-    Attributes:
-        prefixes: how the names of its metrics start.
-    """
-
-    prefixes: list[str]
+    prefixes: list[str]  # how the names of its metrics start
 
     def __call__(self, params: Any, stop: Callable[[], bool]) -> dict[str, float] | None:
         """Returns metric name -> value; None if `stop`, called before each batch, ended it."""
@@ -164,12 +140,11 @@ class Task:
             examples.
         eval_step: (params, batch on the device, *frozen) -> outputs that `Totals` adds up.
         make_totals: class names -> an empty `Totals`.
-        frozen: arrays that are not trained, if any.
-        teacher: a teacher that follows the trained parameters, if any.
+        teacher: follows the trained parameters.
         activations: activations that training on one image keeps, as a multiple of those of the
             model's layers for one image: 2 if the model sees every image twice.
         project: (params) -> params, after each update: keeps parameters within their range.
-        open_evaluator: opens what is evaluated together with the splits, if anything is.
+        open_evaluator: opens what is evaluated together with the splits.
     """
 
     build: Callable[[jax.Array], nnx.Module]
@@ -192,17 +167,7 @@ class Task:
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task of a run.
-
-    Args:
-        config: the run.
-        data: properties of the training data.
-        platform: "cpu", "gpu" or "tpu" that the model will run on.
-
-    Raises:
-        ConfigError, ModelError: sizes that are not compatible.
-        WeightsError: frozen weights cannot be read.
-    """
+    """Returns the task of a run; `platform` is "cpu", "gpu" or "tpu"."""
     module = importlib.import_module(f"vit_jax.tasks.{config.task}.task")
     return module.build_task(config, data, platform=platform)
 
@@ -226,19 +191,12 @@ def num_patches(config: Config) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture of the predictions of a trained model, and its data.
+    """A picture of the predictions of a trained model, and its data."""
 
-    Attributes:
-        figure: a matplotlib figure.
-        arrays: name -> array, for an npz file.
-        rows: rows of a table, for a CSV file.
-        summary: one line.
-    """
-
-    figure: Any
-    arrays: dict[str, np.ndarray]
-    rows: list[dict[str, Any]]
-    summary: str
+    figure: Any  # of matplotlib
+    arrays: dict[str, np.ndarray]  # for an npz file
+    rows: list[dict[str, Any]]  # of a CSV file
+    summary: str  # one line
 
 
 # (run folder, checkpoint in it, u8[M, H, W, 3] images of the model's size, batch size) -> Picture.
@@ -246,8 +204,5 @@ MakePicture = Callable[[Path, Path, np.ndarray, int], Picture]
 
 
 def load_pictures(name: str) -> MakePicture:
-    """Returns the function that makes the picture of a task in `tasks_with_pictures()`.
-
-    The function raises ModelError for a run of another task or images of another size.
-    """
+    """Returns `make_picture` of a task in `tasks_with_pictures()`."""
     return importlib.import_module(f"vit_jax.tasks.{name}.pictures").make_picture

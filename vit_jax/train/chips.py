@@ -15,31 +15,19 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """The published specification of one JAX device; None: not published.
-
-    Attributes:
-        name: display name, e.g. "TPU v5e".
-        kind: substring of `Device.device_kind`.
-        memory_bytes: device memory (HBM).
-        peak_flops: dense bfloat16 FLOP/s.
-        memory_bandwidth: bytes/s of the device memory.
-        link_bandwidth: bytes/s received over all links to other chips together.
-        source: source of the figures.
-        pod_chips: number of chips in the largest slice; None: not a TPU.
-        dimensions: dimensions of the pod's torus.
-        dcn_bandwidth: bytes/s that a device receives from other slices or nodes: the network of its
-            host, divided by the devices of the host.
-    """
+    """The published specification of one JAX device; None: not published."""
 
     name: str
-    kind: str
-    memory_bytes: float | None
-    peak_flops: float | None
-    memory_bandwidth: float | None
-    link_bandwidth: float | None
-    source: str
-    pod_chips: int | None = None
-    dimensions: int | None = None
+    kind: str  # substring of `Device.device_kind`
+    memory_bytes: float | None  # HBM
+    peak_flops: float | None  # dense bfloat16 FLOP/s
+    memory_bandwidth: float | None  # bytes/s
+    link_bandwidth: float | None  # bytes/s received over all links to other chips together
+    source: str  # of the figures
+    pod_chips: int | None = None  # in the largest slice; None: not a TPU
+    dimensions: int | None = None  # of the pod's torus
+    # Bytes/s that a device receives from other slices or nodes: the network of its host, divided by
+    # the devices of the host.
     dcn_bandwidth: float | None = None
 
 
@@ -140,9 +128,7 @@ def find_chip(device_kind: str) -> Chip | None:
 def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
     """Finds a GPU by its device kind.
 
-    Args:
-        device_kind: e.g. "NVIDIA H200".
-        memory_bytes: memory that JAX may use on it; None: the figure of the data sheet.
+    `memory_bytes` is what JAX may use; None: the figure of the data sheet.
 
     >>> gpu_chip("NVIDIA H200", None).memory_bandwidth
     4800000000000.0
@@ -156,7 +142,7 @@ def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
 
 
 def cpu_chip(devices: int = 1) -> Chip:
-    """Returns the specification of one of several JAX devices that share this machine's CPU.
+    """Returns one of several JAX devices that share this machine's CPU.
 
     The peak is cores x highest clock rate x float32 operations per cycle of the widest vector unit.
     """
@@ -194,22 +180,13 @@ def _flops_per_cycle() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work of one training step on each device.
+    """The work of one training step on each device; None: unknown."""
 
-    Attributes:
-        model_flops: model FLOPs as in MFU: 6 per multiply-accumulate of the forward pass.
-        executed_flops: FLOPs of the traced program, including recomputation.
-        memory_bytes: bytes read from and written to device memory; None: unknown.
-        received_bytes: bytes received from other devices; None: unknown.
-        dcn_bytes: those of them that come from other slices or nodes; None: there are no others,
-            or unknown.
-    """
-
-    model_flops: float
-    executed_flops: float
-    memory_bytes: float | None
-    received_bytes: float | None
-    dcn_bytes: float | None = None
+    model_flops: float  # as in MFU: 6 per multiply-accumulate of the forward pass
+    executed_flops: float  # of the traced program, including recomputation
+    memory_bytes: float | None  # read from and written to device memory
+    received_bytes: float | None  # from other devices
+    dcn_bytes: float | None = None  # those from other slices or nodes, if there are any
 
     @property
     def network_bytes(self) -> float | None:
@@ -254,7 +231,6 @@ class Roofline:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The known times, by name."""
         times = {
             "compute": self.compute_s,
             "memory": self.memory_s,
@@ -279,7 +255,7 @@ class Roofline:
         return max(self.parts, key=lambda name: self.parts[name]) if self.parts else None
 
     def mfu(self, step_s: float | None) -> float | None:
-        """Returns the MFU of a step time: model FLOP/s as a fraction of the peak, at most 1.
+        """Returns model FLOP/s as a fraction of the peak, at most 1.
 
         By convention model FLOPs include the gradient with respect to the images, which no step
         computes.
@@ -289,7 +265,6 @@ class Roofline:
         return min(1.0, self.work.model_flops / (step_s * self.chip.peak_flops))
 
     def seconds_at_mfu(self, mfu: float) -> float | None:
-        """Returns the step time at an MFU; None: the peak is unknown."""
         peak = self.chip.peak_flops
         return None if peak is None else self.work.model_flops / (mfu * peak)
 

@@ -36,34 +36,13 @@ from vit_jax.train.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """One session of a run: its program, data, folder and outputs.
-
-    Attributes:
-        config: the run.
-        program: functions and shapes of the run.
-        frozen: frozen arguments of the training and evaluation steps.
-        source: training examples.
-        order: order of the examples; None: `ExampleOrder`.
-        start: state and step that this session starts from.
-        folder: run folder.
-        checkpoints: checkpoints of the run.
-        logged: steps with a training line in metrics.jsonl.
-        metrics: writes metrics.jsonl.
-        examples: writes which examples each step used.
-        progress: console output.
-        early_stopping: the best evaluation so far.
-        evaluators: the datasets that the run is evaluated on.
-        stop_requested: returns whether to stop now. All processes must call it at the same points.
-        on_exit: registers a function to call at the end of the session, also after an error.
-        begin_s: start time of the run, shifted by the breaks between its sessions.
-        account: the parts of the run's time.
-    """
+    """One session of a run: its program, data, folder and outputs."""
 
     config: Config
     program: Program
-    frozen: tuple[Any, ...]
+    frozen: tuple[Any, ...]  # last arguments of the training and evaluation steps
     source: Source
-    order: BalancedOrder | None
+    order: BalancedOrder | None  # None: `ExampleOrder`
     start: Start
     folder: Path
     checkpoints: CheckpointFolder
@@ -73,13 +52,12 @@ class RunContext:
     progress: ProgressView
     early_stopping: EarlyStopping
     evaluators: Evaluators
-    stop_requested: Callable[[], bool]
-    on_exit: Callable[[Callable[[], None]], Any]
-    begin_s: float
+    stop_requested: Callable[[], bool]  # all processes must call it at the same points
+    on_exit: Callable[[Callable[[], None]], Any]  # registers what to call, also after an error
+    begin_s: float  # start of the run, shifted by the breaks between its sessions
     account: TimeAccount
 
     def is_last(self, step: int) -> bool:
-        """Whether training ends after this step."""
         return step == self.program.total_steps or self.early_stopping.should_stop
 
     def open_feed(self, step: int) -> Feed:
@@ -102,12 +80,7 @@ class RunContext:
         )
 
     def result(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Returns the content of result.json.
-
-        Args:
-            step: the last step.
-            metrics: final metrics.
-        """
+        """Returns the content of result.json after the last step."""
         examples_seen = step * self.config.data.global_batch_size
         width = self.program.feature_width
         return {
@@ -124,21 +97,13 @@ class RunContext:
 
 @dataclasses.dataclass(frozen=True)
 class StepOutput:
-    """The output of a step, for hooks. Its arrays may not be computed yet.
+    """The output of a step, for hooks. Its arrays may not be computed yet."""
 
-    Attributes:
-        step: number of updates made.
-        state: state after the step. The next step deletes its arrays.
-        metrics: f32 scalars.
-        batch: batch on the devices, before augmentation.
-        host_batch: this host's rows, with the arrays that stay on the host.
-    """
-
-    step: int
-    state: TrainState
-    metrics: dict[str, jax.Array]
-    batch: dict[str, jax.Array]
-    host_batch: dict[str, np.ndarray]
+    step: int  # number of updates made
+    state: TrainState  # the next step deletes its arrays
+    metrics: dict[str, jax.Array]  # f32 scalars
+    batch: dict[str, jax.Array]  # before augmentation
+    host_batch: dict[str, np.ndarray]  # this host's rows, with the arrays that stay on the host
 
 
 @runtime_checkable
@@ -162,16 +127,8 @@ def open_context(
 ) -> Iterator[RunContext]:
     """Restores or initialises a run, and opens its outputs.
 
-    Args:
-        inputs: data, program and evaluators.
-        folder: open run folder.
-        stop: asks the run to stop.
-        account: opened in the run folder, and told where the run continues.
-        skipped_batches: batches to skip after a rewind; None: the number in the checkpoint.
-        verbose: whether to print the progress.
-
-    Raises:
-        UserError: see `restore_or_init`.
+    `account` is opened in the run folder and told where the run continues. `skipped_batches` counts
+    the batches to skip after a rewind; None: the number in the checkpoint.
     """
     config, program, training = inputs.config, inputs.program, inputs.training
     with contextlib.ExitStack() as stack:

@@ -34,19 +34,12 @@ _AFTER_BLOCKS = ("encoded", "pre_logits")
 
 @dataclasses.dataclass(frozen=True)
 class TensorStats:
-    """Statistics of one tensor of a step.
+    """Statistics of one tensor of a step."""
 
-    Attributes:
-        name: e.g. "parameter head/linear/kernel" or "mlp_output of layer 3".
-        size: number of values.
-        not_finite: number of values that are NaN or infinite.
-        largest: largest absolute value among the finite ones; 0 if there are none.
-    """
-
-    name: str
+    name: str  # e.g. "parameter head/linear/kernel" or "mlp_output of layer 3"
     size: int
-    not_finite: int
-    largest: float
+    not_finite: int  # number of values that are NaN or infinite
+    largest: float  # absolute value among the finite ones; 0 if there are none
 
     def __str__(self) -> str:
         return f"{self.name} ({self.not_finite:,} of {self.size:,} values not finite)"
@@ -57,11 +50,8 @@ def divergence_error(
 ) -> DivergenceError:
     """Returns the error for a step with a metric that is not finite.
 
-    Args:
-        what: metric, value and step, for the message.
-        step: the step.
-        kept: steps of the saved checkpoints.
-        skipped_batches: batches that a rewind skips in addition to those since the last checkpoint.
+    `what` names metric, value and step. `skipped_batches` are skipped by a rewind in addition to
+    those since the last of the `kept` checkpoints.
     """
     last_good = f"step {kept[-1]}" if kept else "none"
     error = DivergenceError(
@@ -79,10 +69,6 @@ def explain_divergence(context: RunContext, error: DivergenceError) -> Divergenc
     """Runs the steps since the last checkpoint again and names the first tensor that is not finite.
 
     Writes report/divergence-STEP.txt with statistics of all tensors of the failed step.
-
-    Args:
-        context: the run.
-        error: the error of the failed step.
     """
     program = context.program
     start = restore_or_init(program, context.checkpoints, context.source)
@@ -117,12 +103,6 @@ def examine_step(
 
     The tensors are: parameters, optimizer state, prepared batch, the model's intermediates layer by
     layer, loss, gradients from the last layer to the first, updated parameters, and metrics.
-
-    Args:
-        program: program of the run.
-        state: state before the step.
-        batch: batch before augmentation on the device.
-        *frozen: last arguments of the step.
     """
     names: list[tuple[str, int]] = []
 
@@ -159,7 +139,7 @@ def examine_step(
 
 
 def first_bad(stats: list[TensorStats]) -> TensorStats | None:
-    """Returns the first tensor with values that are not finite, if any."""
+    """Returns the first tensor with values that are not finite."""
     return next((row for row in stats if row.not_finite), None)
 
 

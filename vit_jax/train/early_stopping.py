@@ -8,14 +8,7 @@ from vit_jax.config.early_stopping import EarlyStoppingConfig
 
 
 class EarlyStopping:
-    """Tracks one metric over the evaluations of a run.
-
-    Args:
-        config: metric and patience.
-        saved: what `to_json` returned when the checkpoint was saved; None: a new run.
-
-    Attributes:
-        best_step: step of the best evaluation; None: none yet, or early stopping is off.
+    """Tracks one metric over the evaluations of a run; `saved` is from `to_json`, None: a new run.
 
     >>> early = EarlyStopping(EarlyStoppingConfig(metric="eval/dev/loss", patience_evaluations=2))
     >>> for step, loss in ((10, 2.0), (20, 1.5), (30, 1.6), (40, 1.5)):
@@ -39,7 +32,6 @@ class EarlyStopping:
 
     @property
     def should_stop(self) -> bool:
-        """Whether training should stop, because the patience is used up."""
         return self._patience is not None and self._since >= self._patience
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -56,7 +48,7 @@ class EarlyStopping:
             self._since += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the state to save in a checkpoint, see the argument `saved`."""
+        """Returns the state to save in a checkpoint."""
         if not self.enabled:
             return {}
         found = {"step": self._step, "best_step": self.best_step, "best": self._best}

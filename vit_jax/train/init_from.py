@@ -54,15 +54,8 @@ def model_of_weights(config: Config, workdir: Path | None = None) -> dict[str, A
     """Returns the model section of the weights that a run starts from, for `model.name=auto`.
 
     Options that are not part of the architecture, such as dropout, dtype and remat, are removed.
-    Unless the head is kept, the options that describe it are removed, too.
-
-    Args:
-        config: the run; its `init_from` is set.
-        workdir: run folder. If a run was started there from the same weights, its config.json is
-            read instead of the weights.
-
-    Raises:
-        WeightsError: the weights are missing or have an unknown format.
+    Unless the head is kept, the options that describe it are removed, too. If a run was started in
+    `workdir` from the same weights, its config.json is read instead of the weights.
     """
     assert config.init_from is not None
     options = _options_of_earlier_run(config, workdir)
@@ -81,16 +74,8 @@ def start_from_weights(
     """Returns the state at step 0 with the weights of `init_from`, and a report of loading them.
 
     Every host reads the file, and each device receives only its shards. Parameters that are missing
-    in the file are initialised as in a new model. A moving average starts as a copy.
-
-    Args:
-        program: program of the run.
-        source: training examples. The columns of a head that is kept follow the names of its
-            classes.
-
-    Raises:
-        DataError: a kept head was trained on other classes.
-        WeightsError: the weights cannot be read or do not fit.
+    in the file are initialised as in a new model. A moving average starts as a copy. The columns of
+    a head that is kept follow the names of the classes of `source`.
     """
     config, abstract = program.config, program.abstract
     init, side = config.init, config.data.image_size
@@ -149,10 +134,6 @@ def warn_of_cost(source: str, found: ModelInfo) -> None:
     """Logs a warning if an image costs this run many times what it has cost the source's model.
 
     The usual fine-tuning from 224 to 384 pixels costs three times as much and is no surprise.
-
-    Args:
-        source: the weights.
-        found: the run's model, and the model of the weights.
     """
     before = found.original
     if before is None:
@@ -216,13 +197,13 @@ def _tower(config: Config, options: Mapping[str, Any]) -> str:
 
 
 def _loaded_model(config: Config, options: Mapping[str, Any]) -> ModelConfig:
-    """Returns the model section that the weights are for: that of the run, or its image tower's."""
+    """Returns the model section that the weights fill: that of the run, or of its image tower."""
     model = config.model
     return model.image if isinstance(model, TwoTowersConfig) and _tower(config, options) else model
 
 
 def _as_part(found: Weights, prefix: str) -> Weights:
-    """Returns weights whose parameters have a prefix before their names."""
+    """Puts a prefix before the names of all parameters."""
     if not prefix:
         return found
     found.report.add_prefix(prefix)

@@ -26,13 +26,7 @@ from vit_jax.train.program import Program, build_program
 
 
 class Evaluators:
-    """The datasets that a run is evaluated on.
-
-    Args:
-        config: the run.
-        program: program of the run.
-        num_examples: training examples per epoch.
-        report: folder for tables.
+    """The datasets that a run is evaluated on; tables are written to the folder `report`.
 
     Attributes:
         splits: evaluated at intervals and at the end.
@@ -41,10 +35,6 @@ class Evaluators:
         of_task: evaluated together with `splits`; None: the task has nothing more.
         features: evaluates frozen features (few-shot, kNN, linear probe).
         features_every: steps between these evaluations; None: only at the end.
-
-    Raises:
-        DataError: a split or dataset that does not exist, or has too few examples of a class.
-        ConfigError: a batch size that the number of devices does not divide.
     """
 
     def __init__(self, config: Config, program: Program, num_examples: int, report: Path):
@@ -85,34 +75,17 @@ class Evaluators:
 
 @dataclasses.dataclass(frozen=True)
 class RunInputs:
-    """What a run needs before it opens its folder.
+    """What a run needs before it opens its folder."""
 
-    Attributes:
-        config: the run, with the hash of its training subset.
-        program: functions and shapes of the run.
-        training: training examples.
-        order: order of the examples; None: `ExampleOrder`.
-        evaluators: the datasets that the run is evaluated on.
-    """
-
-    config: Config
+    config: Config  # with the hash of the training subset
     program: Program
     training: TrainingData
-    order: BalancedOrder | None
+    order: BalancedOrder | None  # None: `ExampleOrder`
     evaluators: Evaluators
 
 
 def open_inputs(config: Config, workdir: Path, program: Program | None = None) -> RunInputs:
-    """Opens the datasets of a run and builds its program. Writes nothing.
-
-    Args:
-        config: the run.
-        workdir: run folder.
-        program: program of this config, if it is already built; None: build it.
-
-    Raises:
-        UserError: a problem with config, data or model.
-    """
+    """Opens the datasets of a run and builds its program, if it is None. Writes nothing."""
     training = open_training_data(config.data)
     source, config = training.source, with_subset_hash(config, training)
     num_classes = class_count(source, config.data.num_classes)
@@ -133,12 +106,7 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
 
 
 def check_metrics(config: Config, num_classes: int) -> None:
-    """Raises ConfigError if a run chooses by a metric that it does not measure.
-
-    Args:
-        config: the run.
-        num_classes: C of the dataset.
-    """
+    """Raises ConfigError if a run chooses by a metric that it does not measure."""
     metric = config.early_stopping.metric or ""
     few = metric.endswith("accuracy_top5") and has_few_classes(num_classes)
     by_class = metric.endswith("per_class_mean") and not config.measures_classes(num_classes)

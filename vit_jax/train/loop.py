@@ -44,21 +44,17 @@ def train(
     began_s: float | None = None,
     verbose: bool = True,
 ) -> dict[str, Any]:
-    """Trains to the end of a run, resuming it if it was interrupted.
+    """Trains to the end of a run, resuming it if it was interrupted; returns result.json's content.
 
     Args:
         config: the run.
         workdir: run folder. A run that was started there with the same config is resumed.
         stop: asks the run to stop.
-        program: program of this config, if it is already built; None: build it.
+        program: program of this config, if it is already built.
         began_s: start of this session in unix seconds, for the account of its time; None: now.
         verbose: whether to print the progress.
 
-    Returns:
-        The content of result.json.
-
     Raises:
-        UserError: a problem with config, data, model, folder or checkpoint.
         DivergenceError: loss, gradient or update are not finite, after all rewinds that the config
             allows.
         Stopped: the run was asked to stop; its state is saved.
@@ -153,7 +149,7 @@ def _train_with_rewinds(
 
 
 def _train(context: RunContext) -> dict[str, Any]:
-    """Trains from the state of `context.start` to the end; returns the content of result.json."""
+    """Trains from `context.start` to the end; returns the content of result.json."""
     logger = LogHook(context)
     evaluation = EvaluateHook(context, logger)
     save = SaveHook(context, logger, evaluation)

@@ -26,15 +26,9 @@ _XLA = "one array of XLA"
 
 
 def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> None:
-    """Checks batches and activations, by formulas.
+    """Checks batches and activations by formulas; raises MemoryLimitError.
 
-    Args:
-        config: the run.
-        num_classes: C.
-        planned: the run is only planned for another machine, so this one's memory is no limit.
-
-    Raises:
-        MemoryLimitError: something does not fit.
+    If the run is only `planned` for another machine, this one's memory is no limit.
     """
     data, limits = config.data, {"limit": _XLA_BYTES, "place": _XLA}
     host = limits if planned else {}
@@ -84,16 +78,7 @@ def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> N
 
 
 def check_state(abstract: TrainState, mesh: Mesh, *, planned: bool = False) -> None:
-    """Checks parameters, gradients, optimizer state and average.
-
-    Args:
-        abstract: shapes, dtypes and shardings of the state.
-        mesh: devices.
-        planned: as in `check_sizes`.
-
-    Raises:
-        MemoryLimitError: they do not fit.
-    """
+    """Checks parameters, gradients, optimizer state and average; raises MemoryLimitError."""
     # The gradients have the sizes of the parameters.
     needed = _device_bytes(abstract) + _device_bytes(abstract.params)
     name, size = max(
@@ -117,12 +102,9 @@ def check_state(abstract: TrainState, mesh: Mesh, *, planned: bool = False) -> N
 
 
 def check_step(step: jax.stages.Compiled, mesh: Mesh) -> None:
-    """Checks the memory that a compiled step allocates on a CPU.
+    """Checks the memory that a compiled step allocates on a CPU; raises MemoryLimitError.
 
     Other devices refuse to allocate too much; on a CPU the system would end the process.
-
-    Raises:
-        MemoryLimitError: it does not fit.
     """
     analysis = step.memory_analysis() if mesh.devices.flat[0].platform == "cpu" else None
     if analysis is None:

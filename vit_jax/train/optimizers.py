@@ -77,10 +77,6 @@ def build_optimizer(
         params: parameters or their shapes, for masks by name.
         weight_decay: step -> weight decay; None: that of the config.
         freeze_steps: number of steps for which `config.freeze` holds; None: all.
-
-    Raises:
-        ConfigError: an unknown optimizer or option, incompatible options, a parameter that no
-            weight-decay pattern matches, or a freeze pattern that matches no parameter.
     """
     _check_weight_decay(config, params)
     # adamw is adam with weight decay, which the chain adds for every optimizer.
@@ -133,11 +129,8 @@ def _starting_at(
 def schedule_free_params(opt_state: Any, params: Any) -> Any:
     """Returns the averaged parameters of a schedule-free optimizer, for evaluation.
 
-    Args:
-        opt_state: state of a schedule-free optimizer from `build_optimizer`.
-        params: all parameters. Frozen ones are returned unchanged.
-
-    Source: arXiv:2405.15682, the sequence x of equation 5.
+    Frozen parameters are returned unchanged. Source: arXiv:2405.15682, the sequence x of equation
+    5.
     """
 
     def is_state(node: Any) -> bool:
@@ -325,11 +318,7 @@ def _stack_of(name: str) -> str | None:
 
 
 def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
-    """Returns a tree of bools: whether weight decay applies to each parameter.
-
-    Raises:
-        ConfigError: a parameter that no pattern matches.
-    """
+    """Returns a tree of bools: whether weight decay applies to each parameter."""
     key = "optimizer.weight_decay_mask"
     return map_named(lambda name, _: match_first(name, config.weight_decay_mask, key), params)
 
@@ -353,11 +342,7 @@ def _mask_fn(config: OptimizerConfig) -> Callable[[Any], Any]:
 
 
 def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
-    """Returns a tree of "frozen" or "trained".
-
-    Raises:
-        ConfigError: a pattern matches no parameter, or the patterns match all parameters.
-    """
+    """Returns a tree of "frozen" or "trained"."""
     names = leaf_names(params)
     for pattern in patterns:
         if not any(re.fullmatch(pattern, name) for name in names):
@@ -383,10 +368,7 @@ def freeze_labels(patterns: tuple[str, ...], params: Any) -> Any:
 
 
 def without_gradients(config: OptimizerConfig, params: Any) -> Any:
-    """Returns parameters of which those that stay frozen have no gradient.
-
-    Parameters that are frozen only at the start of a run keep theirs.
-    """
+    """Stops the gradients of parameters that are frozen for the whole run."""
     if not config.freeze or config.freezes_for_a_while:
         return params
 

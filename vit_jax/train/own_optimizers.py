@@ -37,14 +37,8 @@ def lamb(
 ) -> optax.GradientTransformation:
     """LAMB, with the trust ratio on the parameters that have weight decay only.
 
-    Args:
-        learning_rate: factor of the update.
-        b1: decay rate of the first moment.
-        b2: decay rate of the second moment.
-        eps: added to the root of the second moment.
-        weight_decay: strength of the decay, inside the trust ratio.
-        mask: parameters -> whether each has weight decay.
-        always_adapt: True: the trust ratio is applied to all parameters, as in `optax.lamb`.
+    `mask` maps parameters to whether each has weight decay. `always_adapt` applies the trust ratio
+    to all parameters, as `optax.lamb` does.
 
     Source: arXiv:1904.00962; the choice of parameters is that of apex's FusedLAMB, which DeiT III
     (arXiv:2204.07118) uses. A head of zeros cannot grow under a trust ratio.
@@ -115,18 +109,9 @@ def muon(
     `optax.contrib.muon` hands `nesterov` on to Adam, and corrects the bias of the two terms of the
     Nesterov sum separately, which changes their proportion in the first steps.
 
-    Args:
-        learning_rate: factor of the updates of matrices.
-        beta: decay rate of the momentum.
-        ns_steps: number of Newton-Schulz iterations.
-        eps: added to denominators.
-        consistent_rms: scales updates by this times sqrt(max(inputs, outputs))
-            (arXiv:2502.16982); None: by sqrt(max(1, outputs / inputs)).
-        mu_dtype: type of both first moments.
-        adam_b1: decay rate of Adam's first moment.
-        adam_b2: decay rate of Adam's second moment.
-        adam_learning_rate: factor of Adam's updates; None: `learning_rate`.
-        is_matrix: parameter name -> whether Muon updates it.
+    `consistent_rms` scales updates by this times sqrt(max(inputs, outputs)) (arXiv:2502.16982);
+    None: by sqrt(max(1, outputs / inputs)). `mu_dtype` is the type of both first moments.
+    `is_matrix` says by a parameter's name whether Muon updates it.
 
     Source: github.com/KellerJordan/Muon.
     """

@@ -48,44 +48,27 @@ from vit_jax.train.step_choice import StepChoice, choose_step
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The functions and shapes of a run.
-
-    Attributes:
-        config: config of the run.
-        mesh: devices.
-        task: task of the run.
-        total_steps: number of training steps.
-        schedule: step -> learning rate.
-        step_fn: one training step, not jitted.
-        abstract: shapes, dtypes and shardings of the state.
-        abstract_frozen: the same for the frozen arguments of the step: () or one tree.
-        init_params: returns the parameters of a new model; may be traced.
-        init_state: parameters -> state at step 0; may be traced.
-        eval_step: evaluates one batch, jitted.
-        choice: how the step is executed.
-        variants: name -> program of the same parameters at another patch size; empty: the run has
-            one size.
-    """
+    """The functions and shapes of a run."""
 
     config: Config
     mesh: Mesh
     task: Task
     total_steps: int
-    schedule: optax.Schedule
-    step_fn: StepFn
-    abstract: TrainState
-    abstract_frozen: tuple[Any, ...]
-    init_params: Callable[[], Any]
-    init_state: InitState
-    eval_step: EvalStep
+    schedule: optax.Schedule  # step -> learning rate
+    step_fn: StepFn  # not jitted
+    abstract: TrainState  # shapes, dtypes and shardings
+    abstract_frozen: tuple[Any, ...]  # of the step's frozen arguments: () or one tree
+    init_params: Callable[[], Any]  # may be traced
+    init_state: InitState  # parameters -> state at step 0; may be traced
+    eval_step: EvalStep  # jitted
     choice: StepChoice
+    # Programs of the same parameters at other patch sizes; empty: the run has one size.
     variants: Mapping[str, "Program"] = dataclasses.field(default_factory=dict)
 
     def at(self, batch: int) -> "Program":
-        """Returns the program of a training batch: the variant that is drawn for it.
+        """Returns the variant that is drawn for a training batch.
 
-        Args:
-            batch: number of the batch, from 0. Batches that a rewind skips count.
+        Batches that a rewind skips count.
         """
         if not self.variants:
             return self
@@ -102,7 +85,6 @@ class Program:
 
     @property
     def evaluated_variants(self) -> tuple[Variant, ...]:
-        """The variants, for `SplitEvaluator`."""
         return tuple(
             Variant(name, program.eval_step, program.task.eval_preprocessing)
             for name, program in self.variants.items()
@@ -117,7 +99,6 @@ class Program:
 
     @property
     def graphdef(self) -> nnx.GraphDef:
-        """The model without its parameters."""
         return self.task.graphdef
 
     @property
@@ -136,7 +117,6 @@ class Program:
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Compiled:
-        """The compiled step."""
         return self.compile(self.lower())
 
     def load_frozen(self) -> tuple[Any, ...]:
@@ -169,14 +149,7 @@ class Program:
         return jitted.lower(self.abstract, self.batch_shapes(), *self.abstract_frozen)
 
     def compile(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
-        """Returns the compiled step: (state, batch, *frozen) -> (state, metrics).
-
-        Args:
-            lowered: the result of `lower`, if it is already there.
-
-        Raises:
-            ConfigError: a compiler option that XLA does not know.
-        """
+        """Returns the compiled step: (state, batch, *frozen) -> (state, metrics)."""
         options: Any = self.config.compiler_options
         lowered = lowered or self.lower()
         try:
@@ -195,7 +168,6 @@ class Program:
         return None if kernel is None else kernel.shape[-2]
 
     def num_parameters(self) -> int:
-        """Returns the number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params))
 
 
@@ -211,19 +183,8 @@ def build_program(
 ) -> Program:
     """Builds the program of a run.
 
-    Args:
-        config: the run.
-        mesh: devices.
-        num_classes: C of the dataset.
-        num_examples: examples per epoch.
-        class_counts: i64[C], training examples of each class, if the task needs them.
-        source: the examples that the program will be run on, if it will be.
-        planned: the program will not run here, so it may need more memory than there is.
-
-    Raises:
-        MemoryLimitError: the run cannot fit the memory.
-        ConfigError, ModelError: sizes that are not compatible.
-        WeightsError: frozen weights that cannot be read.
+    `class_counts` is i64[C], training examples of each class, if the task needs them. A program
+    that is only `planned` will not run here, so it may need more memory than there is.
     """
     about = {
         "num_classes": num_classes,

@@ -26,10 +26,7 @@ _LONG_RUN_S, _TIMED_S = 600.0, 3.0
 class ProgressView:
     """Shows steps, loss, speed, time left and what comes next. Use as a context manager.
 
-    Args:
-        total_steps: number of steps of the run.
-        start_step: step that this session starts from.
-        enabled: False prints nothing. Only the first host prints.
+    Only the first host prints, so `enabled` is False on the others.
 
     Attributes:
         console: what is printed here appears above the live lines.
@@ -66,16 +63,13 @@ class ProgressView:
             self._live.stop()
 
     def print_line(self, text: str) -> None:
-        """Prints a line above the live lines."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def stage(self, text: str, *, line: bool = False) -> Iterator[None]:
         """Shows on a terminal what training waits for, such as "evaluating".
 
-        Args:
-            text: what it waits for.
-            line: elsewhere, print it as a line.
+        Elsewhere, `line` prints it as a line.
         """
         if line and self._live is None:
             self.print_line(text)
@@ -92,10 +86,7 @@ class ProgressView:
     def advance(self, step: int, loss: float, speed: Callable[[], Mapping[str, float]]) -> None:
         """Shows a finished step, if nothing was shown for some time.
 
-        Args:
-            step: its number.
-            loss: its loss.
-            speed: `Telemetry.speed`, called if it is shown.
+        `speed` is called only then.
         """
         self._step, now = step, time.perf_counter()
         if self._first is None:
@@ -110,13 +101,7 @@ class ProgressView:
             self.show_step(step, {"train/loss": loss, **speed()}, now=True)
 
     def show_step(self, step: int, metrics: Mapping[str, float], *, now: bool = False) -> None:
-        """Shows the metrics of a training step, unless a line was printed just before.
-
-        Args:
-            step: its number.
-            metrics: its metrics by name.
-            now: print a line in any case.
-        """
+        """Shows the metrics of a step, unless `now` is false and a line was printed just before."""
         figures = [
             f"loss {metrics['train/loss']:.4f}",
             f"{metrics['train/images_per_second']:,.0f} images/s",
@@ -134,7 +119,6 @@ class ProgressView:
             self.print_line("  ".join([f"step {step}/{self._total}", *parts]))
 
     def show_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows the losses and accuracies of an evaluation."""
         shown = [
             f"{name.removeprefix('eval/')} {value:.4f}"
             for name, value in metrics.items()

@@ -25,13 +25,6 @@ def build_schedule(
     the end of the decay; cosine and linear decay end when the cooldown starts. A warmup or cooldown
     that is longer than half of the run is cut to half of it, and a warning is logged.
 
-    Args:
-        config: the schedule section.
-        learning_rate: peak.
-        total_steps: steps of the run.
-        batch_size: examples per step.
-        num_examples: examples per epoch.
-
     Source: arXiv:2010.11929, Table 3 (linear, cosine); arXiv:2106.04560, section 2.3 (rsqrt,
     cooldown); arXiv:1912.11370, section 3.3 (step).
     """
@@ -80,12 +73,7 @@ def _decay(
 
 
 def build_weight_decay(config: OptimizerConfig, total_steps: int) -> optax.Schedule | None:
-    """Returns step -> weight decay, half a cosine; None: the weight decay is constant.
-
-    Args:
-        config: the optimizer section.
-        total_steps: steps of the run.
-    """
+    """Returns step -> weight decay, half a cosine; None: the weight decay is constant."""
     last = config.end_weight_decay
     if last is None:
         return None

@@ -13,11 +13,7 @@ __all__ = ["EXIT_STOPPED", "StopSignals", "Stopped"]
 
 
 class Stopped(Exception):
-    """The run was stopped by a signal and has saved its state.
-
-    Attributes:
-        step: step of the checkpoint; 0 if nothing was trained yet.
-    """
+    """The run was stopped by a signal and has saved `step`; 0 if nothing was trained yet."""
 
     def __init__(self, step: int):
         super().__init__(f"stopped at step {step}")
@@ -29,10 +25,6 @@ class StopSignals:
 
     In a run of several processes, JAX handles SIGTERM after they have connected, see
     `vit_jax.parallel.processes.StopAgreement`.
-
-    Args:
-        first: message at the first signal.
-        again: message at a second SIGINT.
     """
 
     def __init__(

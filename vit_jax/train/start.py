@@ -24,28 +24,17 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The state that a session of a run starts from.
-
-    Attributes:
-        state: the training state.
-        step: number of updates made.
-        elapsed_s: time that earlier sessions of this run took.
-        skipped_batches: batches skipped after divergences; step s reads batch s + skipped_batches.
-        report: report of loading other weights; None: the run does not start from other weights.
-        early_stopping: saved state of early stopping; None: a new run, or early stopping is off.
-        seconds: parts of the run's time when the checkpoint was saved, see `TimeAccount`.
-        logging_intervals: saved intervals of logging up to this step, see `LoggedSteps`.
-        evaluated: how the names of metrics start, e.g. "eval/" -> steps that were evaluated.
-    """
+    """The state that a session of a run starts from."""
 
     state: TrainState
-    step: int
-    elapsed_s: float
-    skipped_batches: int = 0
-    report: LoadReport | None = None
-    early_stopping: dict[str, Any] | None = None
+    step: int  # number of updates made
+    elapsed_s: float  # time that earlier sessions of this run took
+    skipped_batches: int = 0  # after divergences; step s reads batch s + skipped_batches
+    report: LoadReport | None = None  # None: the run does not start from other weights
+    early_stopping: dict[str, Any] | None = None  # its saved state; None: a new run, or off
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     logging_intervals: Sequence[Sequence[int]] = ()
+    # How the names of metrics start, e.g. "eval/" -> steps that were evaluated.
     evaluated: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -67,17 +56,6 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
     """Returns the newest state that was saved, or a new one (from `init_from` if it is set).
 
     Damaged checkpoints that are newer are renamed, so that they stay and no reader finds them.
-
-    Args:
-        program: program of the run.
-        checkpoints: its checkpoints.
-        source: training examples.
-
-    Raises:
-        CheckpointError: all checkpoints are damaged, the newest is of another architecture, or the
-            processes see different checkpoints.
-        DataError: the dataset is not the one that the run started with.
-        WeightsError: the weights of `init_from` cannot be read or do not fit.
     """
     config, abstract = program.config, program.abstract
     found = _restore(program, checkpoints)

@@ -24,8 +24,7 @@ class TrainState:
         opt_state: state of the optax chain.
         ema: moving average of params, or the averaged parameters of a schedule-free optimizer;
             None: the run keeps no average. If the task has a teacher, these are its parameters.
-        extra: arrays that the task's teacher has beside its parameters, such as a centre; None:
-            there are none.
+        extra: arrays that the task's teacher has beside its parameters, such as a centre.
     """
 
     # Any: the same tree also holds shapes, shardings or names instead of arrays.
@@ -52,10 +51,8 @@ def make_init_state(
 ) -> InitState:
     """Returns init_state_fn(params) -> TrainState at step 0; may be traced.
 
-    Args:
-        optimizer: update rule.
-        ema: whether the state has an average, which starts as a copy of the parameters.
-        extra: makes `TrainState.extra`; None: there is none.
+    With `ema` the state has an average, which starts as a copy of the parameters. `extra` makes
+    `TrainState.extra`.
     """
 
     def init_state_fn(params: Any) -> TrainState:
@@ -71,16 +68,7 @@ def make_init_state(
 
 
 def abstract_state(init_fn: Callable[[], TrainState], mesh: Mesh, config: MeshConfig) -> TrainState:
-    """Returns the state's shapes, dtypes and shardings without computing anything.
-
-    Args:
-        init_fn: makes the state.
-        mesh: devices.
-        config: the mesh section, with preset and rules for sharding.
-
-    Raises:
-        ConfigError: a sharding rule does not match the parameters or the mesh.
-    """
+    """Returns the state's shapes, dtypes and shardings without computing anything."""
     shapes = jax.eval_shape(init_fn)
     rules = sharding_rules(config, shapes.params, mesh)
     shardings = state_shardings(shapes, shapes.params, mesh, rules)
@@ -91,11 +79,6 @@ def abstract_frozen(shapes: Any, mesh: Mesh, config: MeshConfig) -> Any:
     """Returns shapes, dtypes and shardings of frozen parameters, by the rules of the preset.
 
     `mesh.rules` apply only to the trained model and are not used here.
-
-    Args:
-        shapes: tree of `jax.ShapeDtypeStruct`.
-        mesh: devices.
-        config: the mesh section.
     """
     rules = sharding_rules(config.replace(rules=()), shapes, mesh)
     return _with_shardings(shapes, parameter_shardings(shapes, mesh, rules))

@@ -49,16 +49,10 @@ def make_train_step(
 ) -> StepFn:
     """Returns step_fn(state, batch, *frozen) -> (state, metrics).
 
-    Args:
-        config: the run; its seed and EMA decay are used.
-        batch_loss: the loss to minimise.
-        prepare: augments a batch on the device.
-        optimizer: update rule.
-        schedule: learning rate, for the metric only.
-        parts: number of microbatches.
-        shardings: shardings of the parameters and their gradients; None: the compiler chooses.
-        teacher: a teacher that follows the parameters; the loss reads it.
-        project: keeps parameters within their range after each update; None: they have none.
+    `batch_loss` is minimised over `parts` microbatches; it reads the `teacher`, which follows the
+    parameters. `schedule` is used for the metric only. `shardings` are those of the parameters and
+    their gradients; None: the compiler chooses. `project` keeps parameters within their range after
+    each update.
 
     The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
     train/gradient_norm (before clipping), train/parameter_norm (before the update) and
@@ -138,12 +132,12 @@ def _of_parameters(batch_loss: BatchLoss, used: Callable[[Any], Any]) -> BatchLo
 
 
 def dropout_key(config: Config, step: jax.Array) -> jax.Array:
-    """Returns the random key of a step's dropout."""
+    """Returns the key of a step's dropout."""
     return stream(config.seed, "dropout", step)
 
 
 def microbatches(batch: Batch, key: jax.Array, parts: int) -> tuple[Batch, jax.Array]:
-    """Returns a batch split into `parts` along a new first axis, and a random key for each.
+    """Splits a batch into `parts` along a new first axis, each with a random key.
 
     Row r goes to microbatch r % parts, so that each device splits only its own rows.
     """

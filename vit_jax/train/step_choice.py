@@ -69,13 +69,7 @@ class StepChoice:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What the config asks for; "auto": choose.
-
-    Attributes:
-        scan: `model.scan`.
-        remat: `model.remat`.
-        microbatches: `accumulation_steps`.
-    """
+    """What the config asks for; "auto": choose."""
 
     scan: bool | Literal["auto"] = "auto"
     remat: Remat | Literal["auto"] = "auto"
@@ -84,43 +78,25 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What is known of a device; None: not known.
+    """What is known of a device; None: not known."""
 
-    Attributes:
-        platform: "cpu", "gpu" or "tpu".
-        memory_bytes: memory that a step may use.
-        peak_flops: bfloat16 FLOP/s.
-        memory_bandwidth: bytes/s.
-    """
-
-    platform: str
-    memory_bytes: float | None = None
-    peak_flops: float | None = None
-    memory_bandwidth: float | None = None
+    platform: str  # "cpu", "gpu" or "tpu"
+    memory_bytes: float | None = None  # memory that a step may use
+    peak_flops: float | None = None  # bfloat16 FLOP/s
+    memory_bandwidth: float | None = None  # bytes/s
 
 
 @dataclasses.dataclass(frozen=True)
 class StepWork:
-    """The work of a step on one device.
-
-    Attributes:
-        stack: layers of the model.
-        images: images on the device.
-        itemsize: bytes of an activation.
-        flops: model FLOPs of the step.
-        state_bytes: parameters, optimizer state, average and frozen arrays.
-        param_bytes: parameters, and thus their gradients.
-        splits_exactly: whether microbatches change the gradient only by rounding, at no cost.
-        total_steps: length of the run.
-    """
+    """The work of a step on one device."""
 
     stack: Stack
     images: int
-    itemsize: int
-    flops: float
-    state_bytes: float
-    param_bytes: float
-    splits_exactly: bool
+    itemsize: int  # bytes of an activation
+    flops: float  # model FLOPs
+    state_bytes: float  # parameters, optimizer state, average and frozen arrays
+    param_bytes: float  # parameters, and thus their gradients
+    splits_exactly: bool  # microbatches change the gradient only by rounding, at no cost
     total_steps: int
 
 
@@ -129,29 +105,17 @@ class Row:
     """A line of the table: a setting, and what a compiler said of it for one model.
 
     Bytes are for bfloat16, and per token, feature and layer.
-
-    Attributes:
-        platform: "tpu" or "gpu".
-        model: model that was compiled.
-        width: its width.
-        scan: whether the layers are scanned.
-        remat: remat policy.
-        kept_bytes: memory of temporaries.
-        moved_bytes: memory traffic.
-        recomputed: FLOPs beyond the model's, as a fraction of them.
-        compile_s: compile time without layers, in seconds.
-        compile_s_per_layer: compile time of a layer.
     """
 
-    platform: str
+    platform: str  # "tpu" or "gpu"
     model: str
     width: int
     scan: bool
     remat: Remat
-    kept_bytes: float
-    moved_bytes: float
-    recomputed: float
-    compile_s: float
+    kept_bytes: float  # memory of temporaries
+    moved_bytes: float  # memory traffic
+    recomputed: float  # FLOPs beyond the model's, as a fraction of them
+    compile_s: float  # without layers
     compile_s_per_layer: float
 
 
@@ -180,14 +144,9 @@ def read_table(path: Path = TABLE) -> tuple[Row, ...]:
 def choose_step(
     config: Config, task: Task, mesh: Mesh, state: Sequence[Any], total_steps: int
 ) -> StepChoice:
-    """Chooses for a run.
+    """Chooses how the steps of a run are executed.
 
-    Args:
-        config: the run.
-        task: its task.
-        mesh: its devices.
-        state: abstract state, and frozen arrays, with shardings.
-        total_steps: length of the run.
+    `state` has the abstract state, and then the frozen arrays, with shardings.
     """
     options = config.model
     wanted = Wanted(options.scan, options.remat, config.accumulation_steps)
@@ -217,14 +176,7 @@ def _in_training(stack: Stack, activations: float) -> Stack:
 def choose(
     device: Device, work: StepWork, wanted: Wanted, table: Sequence[Row] | None = None
 ) -> StepChoice:
-    """Chooses the execution of a step.
-
-    Args:
-        device: where it runs.
-        work: what it does.
-        wanted: what the config asks for.
-        table: rows to choose from; None: the committed table.
-    """
+    """Chooses how a step is executed, from the rows of `table`; None: the committed table."""
     if wanted.scan != AUTO and wanted.remat != AUTO and wanted.microbatches != AUTO:
         return StepChoice(
             LayerLoop(wanted.scan, wanted.remat), wanted.microbatches, "as configured"
@@ -320,7 +272,7 @@ def _activations(work: StepWork) -> float:
 
 
 def _memory(row: Row, work: StepWork, parts: int) -> float:
-    """Returns the memory of a step: state, gradients, and what is kept of a microbatch."""
+    """Returns the bytes of a step: state, gradients, and what is kept of a microbatch."""
     # With microbatches, the sum of the gradients is kept beside those of a microbatch.
     gradients = work.param_bytes * (2 if parts > 1 else 1)
     return work.state_bytes + gradients + row.kept_bytes * _activations(work) / parts

@@ -65,7 +65,6 @@ class DeviceClock:
 
     @property
     def is_started(self) -> bool:
-        """Whether a step was dispatched."""
         return self._done is not None
 
     def idle_since(self) -> float | None:
@@ -83,9 +82,7 @@ def _time_when_ready(result: jax.Array) -> float:
 class Telemetry:
     """Measures the speed of a run. Time passed to `exclude`, such as evaluation, is not counted.
 
-    Args:
-        global_batch_size: images per step.
-        flops_per_image: model FLOPs of training on one image.
+    `flops_per_image` are the model FLOPs of training.
     """
 
     def __init__(self, global_batch_size: int, flops_per_image: int):
@@ -107,11 +104,9 @@ class Telemetry:
         self._waited += seconds
 
     def exclude(self, seconds: float) -> None:
-        """Excludes time from the measurement."""
         self._paused += seconds
 
     def count_step(self) -> None:
-        """Counts a finished step."""
         self._steps += 1
 
     def speed(self) -> dict[str, float]:

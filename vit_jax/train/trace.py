@@ -17,11 +17,7 @@ import jax
 
 
 class Trace:
-    """A trace of this process, from `__init__` to `finish` or `cancel`.
-
-    Args:
-        name: name of the trace, e.g. "steps-100-110".
-    """
+    """A trace of this process, e.g. "steps-100-110", from `__init__` to `finish` or `cancel`."""
 
     def __init__(self, name: str):
         self.name = name
@@ -40,11 +36,7 @@ class Trace:
             raise
 
     def begin_step(self, step: int) -> None:
-        """Ends the step before and begins another one. Call it between steps.
-
-        Args:
-            step: number of the step.
-        """
+        """Ends the step before and begins another one. Call it between steps."""
         self._step.close()
         self._step.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=step))
 
@@ -65,7 +57,6 @@ class Trace:
             shutil.rmtree(self._local, ignore_errors=True)
 
     def cancel(self) -> None:
-        """Ends the trace and drops it."""
         self._stop()
         shutil.rmtree(self._local, ignore_errors=True)
 

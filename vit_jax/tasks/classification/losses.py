@@ -71,11 +71,9 @@ def sigmoid_cross_entropy(
 def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:
     """Returns the weight of an example's loss by its class; the mean over all examples is 1.
 
-    Args:
-        kind: "balanced": N / (C n) as in scikit-learn, so that every class contributes equally;
-            "sqrt": proportional to 1 / sqrt(n).
-        counts: n, number of examples of each class. A class without examples gets weight 0 and is
-            not counted in C.
+    With n examples in a class, "balanced" is N / (C n) as in scikit-learn, so that every class
+    contributes equally; "sqrt" is proportional to 1 / sqrt(n). A class without examples gets weight
+    0 and is not counted in C.
 
     >>> class_weights("balanced", np.array([30, 10]))
     array([0.6666667, 2.       ], dtype=float32)

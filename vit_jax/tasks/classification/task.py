@@ -30,11 +30,7 @@ from vit_jax.tasks.task import (
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task.
-
-    Raises:
-        ModelError: sizes that are not compatible.
-    """
+    """Returns the task."""
     image_size, num_classes = model_image_size(config), data.num_classes
 
     def build(key: jax.Array) -> nnx.Module:
@@ -158,11 +154,8 @@ def make_batch_loss(
 ) -> BatchLoss:
     """Returns batch_loss_fn(params, batch, key), the mean loss with dropout.
 
-    Args:
-        graphdef: the model without its parameters.
-        config: the run; its loss section is used.
-        weights: f32[C], weight of an example's loss by its class. A mixed example is weighted in
-            proportion to its labels. None: all 1.
+    `weights` f32[C] weight an example's loss by its class; a mixed example is weighted in
+    proportion to its labels.
     """
     loss = make_loss(config.loss)
 
@@ -186,10 +179,7 @@ def eval_loss(config: Config) -> LossFn:
 def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn, *, by_class: bool = False) -> EvalStep:
     """Returns eval_step_fn(params, batch) -> outputs that `PredictionTotals` adds up.
 
-    Args:
-        graphdef: the model without its parameters.
-        loss: one value per example.
-        by_class: also return the outputs that `ByClass` adds up.
+    With `by_class` it also returns the outputs that `ByClass` adds up.
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:

@@ -30,11 +30,8 @@ def crop_preprocessing(config: Config, grid: tuple[int, int]) -> Preprocessing:
     """Returns the preprocessing of training images.
 
     The arrays are `image` and `second_image` u8[S, S, 3], `local_images` u8[k, s, s, 3] unless k is
-    0, and with the iBOT term `masked` bool[2, N], the masked patches of the global crops.
-
-    Args:
-        config: the run.
-        grid: rows and columns of patches of a global crop.
+    0, and with the iBOT term `masked` bool[2, N], the masked patches of the global crops. `grid`
+    has the rows and columns of patches of a global crop.
     """
     section: DinoConfig = config.dino
     side, small, count = config.data.image_size, section.local_size, section.local_crops

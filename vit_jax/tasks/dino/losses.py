@@ -23,12 +23,8 @@ def sinkhorn_targets(
     """Returns probabilities whose mean over the rows is nearly the same for all prototypes.
 
     Three times, exp(logits / temperature) is scaled to equal sums over the rows, then to sums of 1
-    over the prototypes. It is computed with logarithms, so that no value overflows.
-
-    Args:
-        logits: of all views of the whole batch, or of all masked patches.
-        temperature: of the teacher.
-        counted: which rows count; None: all.
+    over the prototypes. It is computed with logarithms, so that no value overflows. The rows are
+    all views of the whole batch, or all masked patches; only those in `counted` count.
 
     Source: arXiv:2006.09882, section 3.1 and listing 1; in DINO: arXiv:2304.07193, section 4.
     """
@@ -48,12 +44,7 @@ def view_losses(
 ) -> Float[Array, " B"]:
     """Returns each image's mean cross-entropy over the pairs of different views.
 
-    Args:
-        targets: the teacher's probabilities of T views.
-        logits: the student's logits of S views, of which the first T are the teacher's.
-        temperature: of the student.
-
-    Source: arXiv:2104.14294, equation 3.
+    The first T of the student's S views are the teacher's. Source: arXiv:2104.14294, equation 3.
     """
     log_probs = jax.nn.log_softmax(logits / temperature)
     pairs = -jnp.einsum("btk,bsk->bts", targets, log_probs, precision="highest")

@@ -23,19 +23,8 @@ _init = nnx.initializers.lecun_normal()
 class SelfDistilled(ViT):
     """A ViT without a classification head, with one or two projection heads.
 
-    Called like any ViT, it returns the pooled features.
-
-    Args:
-        options: the model section of a config.
-        section: the section of the task.
-        image_size: height and width in pixels.
-        platform: see `ViT`.
-        rngs: source of the initial values.
-
-    Attributes:
-        projector: head on the pooled features.
-        patch_projector: head on the patches; None: there is no iBOT term. As in arXiv:2304.07193,
-            the two heads share no parameters.
+    Called like any ViT, it returns the pooled features. `patch_projector` is the head on the
+    patches, for the iBOT term. As in arXiv:2304.07193, the two heads share no parameters.
     """
 
     def __init__(
@@ -67,13 +56,7 @@ class SelfDistilled(ViT):
 class Projector(nnx.Module):
     """Three layers with GELU, scaling to length 1, and a linear layer of unit-length prototypes.
 
-    Args:
-        features: D, features in.
-        section: its sizes.
-        dtype: type the matmuls run in.
-        rngs: source of the initial values.
-
-    Source: arXiv:2104.14294, appendix C.
+    `features` is D; the matmuls run in `dtype`. Source: arXiv:2104.14294, appendix C.
     """
 
     def __init__(self, features: int, section: DinoConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
@@ -120,14 +103,7 @@ def resample_positions(params: Any, old: tuple[int, int], new: tuple[int, int]) 
     """Returns the parameters for another grid of patches, with their position tables resampled.
 
     The crop covers the whole table, as if it were the whole image. Differentiable, unlike
-    `interop.resize`.
-
-    Args:
-        params: of a model with `old` patches.
-        old: rows and columns of patches.
-        new: rows and columns of patches of the smaller crops.
-
-    Source: the authors' code, `interpolate_pos_encoding`.
+    `interop.resize`. Source: the authors' code, `interpolate_pos_encoding`.
     """
     if old == new:
         return params

@@ -60,12 +60,7 @@ _STUDENT_TEMPERATURE, _FIRST_TEACHER_TEMPERATURE, _CENTRE_MOMENTUM = 0.1, 0.04, 
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task. Labels of the data are not used.
-
-    Raises:
-        ModelError: sizes that are not compatible.
-        ConfigError: local crops that are no multiple of the patches.
-    """
+    """Returns the task. Labels of the data are not used."""
     networks = Networks.build(config, platform=platform)
     passes = 2 + config.dino.local_crops * networks.local_tokens / networks.tokens
     _, eval_preprocessing = labelled_images(config, data.num_classes)
@@ -99,34 +94,18 @@ def _build_model(config: Config, key: jax.Array, *, platform: str, local: bool =
 
 @dataclasses.dataclass(frozen=True)
 class Networks:
-    """The model at both sizes of crops, without its parameters.
-
-    Attributes:
-        section: the section of the task.
-        graphdef: for global crops.
-        local_graphdef: for local crops; the same if there are none.
-        grid: rows and columns of patches of a global crop.
-        local_grid: the same of a local crop.
-        tokens: of a global crop, class token and registers included.
-        local_tokens: of a local crop.
-    """
+    """The model at both sizes of crops, without its parameters."""
 
     section: DinoConfig
-    graphdef: nnx.GraphDef
-    local_graphdef: nnx.GraphDef
-    grid: tuple[int, int]
-    local_grid: tuple[int, int]
-    tokens: int
+    graphdef: nnx.GraphDef  # for global crops
+    local_graphdef: nnx.GraphDef  # for local crops; the same if there are none
+    grid: tuple[int, int]  # rows and columns of patches of a global crop
+    local_grid: tuple[int, int]  # the same of a local crop
+    tokens: int  # of a global crop, class token and registers included
     local_tokens: int
 
     @classmethod
     def build(cls, config: Config, *, platform: str) -> "Networks":
-        """Builds both.
-
-        Raises:
-            ModelError: sizes that are not compatible.
-            ConfigError: local crops that are no multiple of the patches.
-        """
         section, stride = config.dino, vit_shape(config.model).stride  # pyright: ignore[reportArgumentType]
         has_local = section.local_crops > 0
         if has_local and section.local_size % stride:
@@ -162,10 +141,8 @@ class Networks:
     ) -> tuple[Float[Array, "M K"], Float[Array, "M P K"] | None, Float[Array, "M D"]]:
         """Returns the logits of global crops, of some of their patches, and the pooled features.
 
-        Args:
-            params: the teacher's.
-            images: global crops, without masks.
-            places: patches whose logits are needed; None: all, if there is an iBOT term.
+        The crops have no masks. Logits are computed for the patches at `places`; None: for all.
+        Without an iBOT term there are no logits of patches.
         """
         model = nnx.merge(self.graphdef, params)
         features, found = model(images, return_intermediates=("encoded",))
@@ -308,10 +285,7 @@ def masked_places(
 def teacher_places(
     section: DinoConfig, places: Int[Array, "M P"] | None
 ) -> Int[Array, "M P"] | None:
-    """Returns the patches that the teacher's head computes; None: all, for their mean.
-
-    Source: the patch centre of arXiv:2111.07832's code.
-    """
+    """Returns the patches that the teacher's head computes; None: all (arXiv:2111.07832's code)."""
     return None if section.centring == "mean" else places
 
 
@@ -336,12 +310,7 @@ def teacher_temperature(config: Config, data: DataInfo) -> optax.Schedule:
 
 
 def make_teacher(section: DinoConfig, total_steps: int) -> Teacher:
-    """Returns the teacher: its momentum, and the centres of its outputs.
-
-    Args:
-        section: the section of the task.
-        total_steps: length of the run.
-    """
+    """Returns the teacher: its momentum, and the centres of its outputs."""
     # It rises from a negative number to 0.
     rise = optax.cosine_decay_schedule(section.momentum - 1, total_steps)
     has_patches = section.ibot_weight > 0 and section.centring == "mean"

@@ -35,12 +35,7 @@ TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task.
-
-    Raises:
-        ModelError: a distillation token for a model without tokens.
-        WeightsError: a teacher that cannot be read, or with another number of classes.
-    """
+    """Returns the task."""
     section: DistillationConfig = config.distillation
     side, num_classes = config.data.image_size, data.num_classes
     options = config.model
@@ -165,7 +160,7 @@ def soft_loss(
 
 
 def hard_loss(student: Float[Array, "B C"], teacher: Float[Array, "B C"]) -> Float[Array, " B"]:
-    """Returns the cross-entropy with the teacher's most likely class.
+    """The cross-entropy with the teacher's most likely class.
 
     Source: arXiv:2012.12877, equation 3.
     """

@@ -26,10 +26,8 @@ _ROWS, _SCALAR = PartitionSpec(BATCH_AXES), PartitionSpec()
 class PairLoss(NamedTuple):
     """The loss of a batch of pairs, and how well it is solved.
 
-    Attributes:
-        loss: mean over the pairs.
-        accuracy: fraction of the images for which no text of the batch has a larger logit than
-            their own.
+    `accuracy` is the fraction of the images for which no text of the batch has a larger logit than
+    their own.
     """
 
     loss: Float[Array, ""]
@@ -44,14 +42,7 @@ def softmax_loss(
 ) -> PairLoss:
     """Returns the mean cross-entropy of finding an image's text, and a text's image, in the batch.
 
-    The bias cancels in a softmax, so its gradient is zero.
-
-    Args:
-        images: embeddings of length 1.
-        texts: embeddings of their texts.
-        temperature: factor of the similarities.
-        bias: added to them.
-
+    The embeddings have length 1. The bias cancels in a softmax, so its gradient is zero.
     Source: arXiv:2103.00020, Figure 3.
     """
     losses, found = _on_devices(_rows, (_ROWS, _ROWS))(images, texts, temperature, bias)
@@ -85,15 +76,9 @@ def sigmoid_loss(
 ) -> PairLoss:
     """Returns the sum over all i, j of -log sigmoid(s logit(i, j)), divided by B.
 
-    s is 1 for pairs and -1 for other images and texts. The ring that computes the loss computes its
-    gradient, too: each block of texts takes its gradient along. So nothing is kept for a backward
-    pass but the gradients of the embeddings.
-
-    Args:
-        images: embeddings of length 1.
-        texts: embeddings of their texts.
-        temperature: factor of the similarities.
-        bias: added to them.
+    s is 1 for pairs and -1 for other images and texts. The embeddings have length 1. The ring that
+    computes the loss computes its gradient, too: each block of texts takes its gradient along. So
+    nothing is kept for a backward pass but the gradients of the embeddings.
 
     Source: arXiv:2303.15343, Algorithm 1 and section 3.3.
     """
@@ -164,15 +149,7 @@ def _block_loss(
     bias: Float[Array, ""],
     has_pairs: Bool[Array, ""],
 ) -> tuple[Float[Array, ""], Float[Array, "b b"]]:
-    """Returns the sum of the losses of a block, and its logits.
-
-    Args:
-        images: of this device.
-        texts: of any device.
-        temperature: factor of the similarities.
-        bias: added to them.
-        has_pairs: whether the texts are those of the images.
-    """
+    """Returns the summed losses and the logits of a block, whose diagonal may be pairs."""
     logits = temperature * (images @ texts.T) + bias
     is_pair = jnp.eye(len(images), dtype=bool) & has_pairs
     return -jax.nn.log_sigmoid(jnp.where(is_pair, logits, -logits)).sum(), logits
@@ -186,10 +163,8 @@ def _index(axes: tuple[str, ...]) -> Any:
 def _on_devices(function: Callable[..., Any], results: Any) -> Callable[..., Any]:
     """Returns a function of (images, texts, temperature, bias) that runs on each device.
 
-    Args:
-        function: gets the axes of the mesh that share a batch, () if there is no mesh, and a
-            device's part of the arguments.
-        results: tree of `PartitionSpec` for its results.
+    `function` gets the axes of the mesh that share a batch, () if there is no mesh, and a device's
+    part of the arguments. `results` is a tree of `PartitionSpec`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:

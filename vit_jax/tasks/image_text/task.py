@@ -51,12 +51,7 @@ Embeddings = tuple[Float[Array, "B E"], Float[Array, "B E"]]
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task. Labels of the data are not used.
-
-    Raises:
-        ModelError: sizes that are not compatible, or a tokenizer of another vocabulary.
-        DataError: a tokenizer that cannot be read.
-    """
+    """Returns the task. Labels of the data are not used."""
 
     def build(key: jax.Array) -> nnx.Module:
         return build_model(
@@ -97,11 +92,6 @@ def captioned_images(config: Config, data: DataInfo) -> tuple[Preprocessing, Pre
     """Returns the preprocessing of captioned images for training and for evaluation.
 
     A program without data, for a plan or a benchmark, needs no tokenizer.
-
-    Raises:
-        FileError: the tokenizer cannot be read.
-        ModelError: it has another number of tokens than the text tower has embeddings.
-        DataError: a caption cannot be used.
     """
     section, text = config.data, config.model.text  # pyright: ignore[reportAttributeAccessIssue]
     if data.source is None:
@@ -169,10 +159,7 @@ def make_batch_loss(
 ) -> ComparingLoss:
     """Returns the loss of a batch of pairs.
 
-    Args:
-        graphdef: the model without its parameters.
-        section: the section of the task.
-        is_locked: whether the image tower is not trained. Then it has no dropout.
+    A locked image tower is not trained and has no dropout.
     """
     pair_loss = LOSSES[section.loss]
 

@@ -27,14 +27,12 @@ class PairTotals:
         self._texts.append(np.asarray(outputs["texts"])[mask])
 
     def metrics(self) -> dict[str, float]:
-        """Returns metric name -> value."""
         images, texts = np.concatenate(self._images), np.concatenate(self._texts)
         own = np.arange(len(images), dtype=np.int32)
         found = Retrieval(recalled(images, texts, own, own), recalled(texts, images, own, own), own)
         return {name: value for name, value in found.metrics().items() if name != "captions"}
 
     def warnings(self) -> list[str]:
-        """Returns no warnings."""
         return []
 
     def write(self, folder: Path, name: str) -> None:

@@ -36,19 +36,7 @@ class _Dataset:
 class ZeroShotEvaluator:
     """Classifies the images of some datasets by the captions of their classes.
 
-    Args:
-        config: the run.
-        graphdef: its model without parameters.
-        mesh: devices.
-        batch_size: images per batch over all hosts.
-
-    Attributes:
-        prefixes: how the names of the metrics start.
-
-    Raises:
-        DataError: a dataset or split does not exist, or has no classes.
-        ConfigError: prompts without {}.
-        FileError: prompts or names that cannot be read.
+    `batch_size` counts images over all hosts. `prefixes` start the names of the metrics.
     """
 
     def __init__(self, config: Config, graphdef: nnx.GraphDef, mesh: Mesh, batch_size: int):

@@ -20,9 +20,6 @@ from vit_jax.tasks.mae.config import MaeConfig
 def num_visible(num_patches: int, mask_ratio: float) -> int:
     """Returns the number of visible patches of an image, rounded down as in the authors' code.
 
-    Raises:
-        ConfigError: no patch is left, or none is hidden.
-
     >>> num_visible(196, 0.75), num_visible(16, 0.7)
     (49, 4)
     """
@@ -42,23 +39,8 @@ def num_visible(num_patches: int, mask_ratio: float) -> int:
 class MaskedAutoencoder(ViT):
     """A ViT without a head, and a decoder that predicts the pixels of hidden patches.
 
-    Called like any ViT, it encodes whole images.
-
-    Args:
-        options: the model section of a config.
-        section: the section of the task.
-        image_size: height and width in pixels.
-        platform: see `ViT`.
-        rngs: source of the initial values. The encoder's are those of a ViT without decoder.
-
-    Attributes:
-        num_visible: V, number of visible patches of an image.
-
-    Raises:
-        ModelError: sizes that are not compatible, or a hybrid.
-        ConfigError: a mask ratio that leaves no patch, or hides none.
-
-    Source: arXiv:2111.06377.
+    Called like any ViT, it encodes whole images. The encoder's initial values are those of a ViT
+    without decoder. Source: arXiv:2111.06377.
     """
 
     def __init__(
@@ -109,11 +91,9 @@ class MaskedAutoencoder(ViT):
     ) -> tuple[Float[Array, "B N F"], dict[str, jax.Array]]:
         """Returns the predicted pixels of all patches, f32, and the encoder's intermediates.
 
-        Args:
-            images: in [-1, 1].
-            order: each image's patches, the visible ones first.
-            key: turns dropout and stochastic depth of the encoder on.
-            return_intermediates: as in `ViT`, of the visible tokens.
+        `images` are in [-1, 1]; `order` has each image's patches, the visible ones first. `key`
+        turns dropout and stochastic depth of the encoder on. The intermediates are those of the
+        visible tokens.
         """
         names = tuple(dict.fromkeys((*return_intermediates, "encoded")))
         _, found = self(
@@ -126,16 +106,9 @@ class MaskedAutoencoder(ViT):
 class Decoder(nnx.Module):
     """A small Transformer over all patches: encoded ones, and mask tokens for the hidden ones.
 
-    Args:
-        section: width, depth and heads.
-        features: D, features of an encoded token.
-        pixels: F, number of values of a patch.
-        table: the fixed positions of all tokens.
-        options: of the encoder; its norm epsilon, GELU, dtype and execution are used.
-        platform: see `ViT`.
-        rngs: source of the initial values.
-
-    Source: arXiv:2111.06377, section 3 and appendix A.1.
+    `features` is D of an encoded token, and `pixels` F, the number of values of a patch. `table`
+    has the fixed positions of all tokens. Of the encoder's `options`, its norm epsilon, GELU, dtype
+    and execution are used. Source: arXiv:2111.06377, section 3 and appendix A.1.
     """
 
     def __init__(
@@ -200,9 +173,7 @@ class Decoder(nnx.Module):
     ) -> Float[Array, "B N F"]:
         """Returns the predicted pixels of all patches in raster order, f32.
 
-        Args:
-            encoded: class token and registers, then the visible patches in their order.
-            order: each image's patches, the visible ones first.
+        `encoded` has class token and registers, then the visible patches in the order of `order`.
         """
         x = self.place(self.embed(encoded), order)
         x = x + self.position_embedding(x.shape[1]).astype(x.dtype)

@@ -34,16 +34,8 @@ _HIDDEN_GRAY = 0.0
 def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: int) -> Picture:
     """Draws what a run reconstructs, with the masks of evaluation.
 
-    Args:
-        run: run folder.
-        checkpoint: that folder, or one step in it.
-        pixels: u8[M, H, W, 3] images of the size that the model was trained at.
-        batch_size: number of images at once.
-
-    Raises:
-        ModelError: a run of another task, or images of another size.
-        WeightsError: there is no checkpoint.
-        DataError: no images.
+    `checkpoint` is the run folder, or one step in it; `pixels` are u8[M, H, W, 3] of the size that
+    the model was trained at.
     """
     config = read_config(run)
     if config.task != "mae":
@@ -86,12 +78,6 @@ def reconstruct(
 
     If the model predicts normalised pixels, each patch gets the mean and deviation of the true one,
     which it does not predict.
-
-    Args:
-        model: the model.
-        pixels: images of the model's size.
-        section: the section that it was trained with.
-        batch_size: images at once.
 
     Returns:
         "hidden" bool[M, N]; "predicted" u8[M, H, W, 3], with the true pixels of visible patches;

@@ -33,12 +33,7 @@ _EVAL_SEED = 0
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task. Labels of the data are read but not used.
-
-    Raises:
-        ModelError: sizes that are not compatible, or a hybrid.
-        ConfigError: a mask ratio that leaves no patch, or hides none.
-    """
+    """Returns the task. Labels of the data are read but not used."""
 
     def build(key: jax.Array) -> nnx.Module:
         return build_autoencoder(config, key=key, platform=platform)
@@ -93,9 +88,7 @@ def make_forward(graphdef: nnx.GraphDef) -> Forward:
 def make_prepare(config: Config, num_patches: int) -> Prepare:
     """Returns prepare_fn(batch, step): scale u8 images to [-1, 1], flip them, draw the masks.
 
-    Args:
-        config: the run. The random draws depend on (seed, step).
-        num_patches: N.
+    The random draws depend on (seed, step).
     """
 
     def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
@@ -113,12 +106,7 @@ def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: 
 
     The first patches of this order are the visible ones. The pixels to predict are those of the
     target image: the same image, normalised by ImageNet's mean and deviation for all datasets, as
-    in the authors' code.
-
-    Args:
-        images: in [-1, 1].
-        keys: one random key per image.
-        num_patches: N.
+    in the authors' code. `images` are in [-1, 1], and each has one of the `keys`.
     """
 
     def draw(key: jax.Array) -> Int[Array, " N"]:
@@ -138,13 +126,7 @@ def from_target(pixels: Float[Array, "B N F"]) -> Float[Array, "B N F"]:
 
 
 def make_batch_loss(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> BatchLoss:
-    """Returns batch_loss_fn(params, batch, key), the mean loss over all images.
-
-    Args:
-        graphdef: the model without its parameters.
-        config: the section of the task.
-        patch: height and width of a patch in pixels.
-    """
+    """Returns batch_loss_fn(params, batch, key), the mean loss over all images."""
 
     def batch_loss_fn(
         params: Any, batch: Batch, key: jax.Array
@@ -174,13 +156,10 @@ def hidden_patches(order: Int[Array, "B N"], visible: int) -> Float[Array, "B N"
 def pixel_targets(
     images: Float[Array, "B H W 3"], patch: int, *, normalize: bool
 ) -> Float[Array, "B N F"]:
-    """Returns the pixels to predict of all patches.
+    """Returns the pixels to predict of all patches of target images.
 
-    Args:
-        images: target images of `masked_batch`.
-        patch: height and width of a patch in pixels.
-        normalize: subtract each patch's mean, and divide by sqrt(variance + 1e-6). As in the
-            authors' code, the variance is a sum divided by F - 1.
+    `normalize` subtracts each patch's mean, and divides by sqrt(variance + 1e-6). As in the
+    authors' code, the variance is a sum divided by F - 1.
     """
     pixels = cut_patches(images.astype(jnp.float32), patch)
     if not normalize:
@@ -202,11 +181,6 @@ def make_eval_step(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> Eva
     """Returns eval_step_fn(params, batch) -> sums over valid examples.
 
     An image's mask depends only on its pixels: it is the same in every evaluation and batch.
-
-    Args:
-        graphdef: the model without its parameters.
-        config: the section of the task.
-        patch: height and width of a patch in pixels.
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:

@@ -36,21 +36,11 @@ def corrupt(
 def draw_corruption(
     key: jax.Array, num_patches: int, *, share: float, mask: float, random: float
 ) -> tuple[Bool[Array, " N"], Corruption]:
-    """Draws the corruption of one image.
+    """Draws which patches of one image are corrupted, and their replacements without the axis B.
 
     The same number of patches is corrupted in every image, see `num_corrupted`. A corrupted patch
     is hidden with probability `mask`, replaced by a random other patch of the image with
     probability `random`, and otherwise kept.
-
-    Args:
-        key: random key.
-        num_patches: N.
-        share: fraction of the patches that are corrupted.
-        mask: probability of a corrupted patch to be hidden.
-        random: probability of a corrupted patch to be replaced by another patch.
-
-    Returns:
-        bool[N], whether each patch is corrupted; and the replacements, without the axis B.
 
     Source: arXiv:2010.11929, B.1.2. Two details are ours. The number of corrupted patches is exact,
     so that all images have equal weight. Another patch is always of the same image, so that the

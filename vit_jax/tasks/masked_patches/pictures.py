@@ -27,23 +27,15 @@ _SHOWN = ("corrupted", "hidden", "source", "colour")
 
 @dataclasses.dataclass(frozen=True)
 class MaskedPrediction:
-    """Corrupted images and the colours that a model predicts. R x C is the grid of patches.
+    """Corrupted images and the colours that a model predicts. R x C is the grid of patches."""
 
-    Attributes:
-        corrupted: patches whose colour is predicted.
-        hidden: corrupted patches that the mask token replaces.
-        source: index, in raster order, of the patch whose embedding is at each position.
-        colour: class of each patch's mean colour, see `data.colours`.
-        predicted: class with the largest logit.
-        bits: bits per colour channel.
-    """
-
-    corrupted: Bool[np.ndarray, "M R C"]
-    hidden: Bool[np.ndarray, "M R C"]
+    corrupted: Bool[np.ndarray, "M R C"]  # their colour is predicted
+    hidden: Bool[np.ndarray, "M R C"]  # replaced by the mask token
+    # Index, in raster order, of the patch whose embedding is at each position.
     source: Int[np.ndarray, "M R C"]
-    colour: Int[np.ndarray, "M R C"]
-    predicted: Int[np.ndarray, "M R C"]
-    bits: int
+    colour: Int[np.ndarray, "M R C"]  # class of each patch's mean colour, see `data.colours`
+    predicted: Int[np.ndarray, "M R C"]  # class with the largest logit
+    bits: int  # per colour channel
 
     @property
     def accuracy(self) -> float:
@@ -69,16 +61,8 @@ class MaskedPrediction:
 def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: int) -> Picture:
     """Draws the predictions of a run.
 
-    Args:
-        run: run folder.
-        checkpoint: that folder, or one step in it.
-        pixels: u8[M, H, W, 3] images of the size that the model was trained at.
-        batch_size: number of images at once.
-
-    Raises:
-        ModelError: a run of another task, or images of another size.
-        WeightsError: there is no checkpoint.
-        DataError: no images.
+    `checkpoint` is the run folder, or one step in it; `pixels` are u8[M, H, W, 3] of the size that
+    the model was trained at.
     """
     model, config = load_masked_model(run, checkpoint)
     if pixels.shape[1:3] != model.image_size:
@@ -98,12 +82,7 @@ def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: in
 
 
 def load_masked_model(run: Path, checkpoint: Path) -> tuple[ViT, MaskedPatchesConfig]:
-    """Returns the model of a run, with mask token and colour head, and its config section.
-
-    Raises:
-        ModelError: a run of another task.
-        RunFolderError, WeightsError: there is no run or no checkpoint.
-    """
+    """Returns the model of a run, with mask token and colour head, and its config section."""
     config = read_config(run)
     if config.task != "masked_patches":
         raise ModelError(
@@ -131,17 +110,7 @@ def predict_masked(
     *,
     batch_size: int = 16,
 ) -> MaskedPrediction:
-    """Returns the predictions of a model for images that are corrupted as in evaluation.
-
-    Args:
-        model: model with a mask token and a colour head.
-        pixels: images of the model's size.
-        config: the section that the model was trained with.
-        batch_size: images at once.
-
-    Raises:
-        DataError: no images.
-    """
+    """Returns the predictions of a model for images that are corrupted as in evaluation."""
     if not len(pixels):
         raise DataError("0 images", "at least one", "give some")
     graphdef, state = nnx.split(model)
@@ -170,10 +139,6 @@ def draw_masked(found: MaskedPrediction, pixels: UInt8[np.ndarray, "M H W 3"]) -
 
     In the second row, hidden patches are gray with a dot, and replaced patches show the patch that
     replaces them. In the rows of colours, patches that were not corrupted show the image.
-
-    Args:
-        found: prediction for these images.
-        pixels: the images.
     """
     from matplotlib.figure import Figure
 

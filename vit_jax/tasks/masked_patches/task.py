@@ -31,11 +31,7 @@ _EVAL_SEED = 0
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task. Labels of the data are read but not used.
-
-    Raises:
-        ModelError: sizes that are not compatible.
-    """
+    """Returns the task. Labels of the data are read but not used."""
     side, section = config.data.image_size, config.masked_patches
     outputs = section.num_colours
 
@@ -100,9 +96,7 @@ def make_forward(graphdef: nnx.GraphDef) -> Forward:
 def make_prepare(config: Config, stride: int) -> Prepare:
     """Returns prepare_fn(batch, step): scale u8 images to [-1, 1], flip them, draw the corruption.
 
-    Args:
-        config: the run. The random draws depend on (seed, step).
-        stride: pixels between neighbouring patches.
+    The random draws depend on (seed, step). `stride` is in pixels between neighbouring patches.
     """
 
     def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
@@ -119,13 +113,7 @@ def make_prepare(config: Config, stride: int) -> Prepare:
 def corrupted_batch(
     images: Float[Array, "B H W 3"], keys: jax.Array, config: MaskedPatchesConfig, stride: int
 ) -> Batch:
-    """Draws the corruption of each image.
-
-    Args:
-        images: in [-1, 1].
-        keys: one random key per image.
-        config: shares and bits.
-        stride: pixels between neighbouring patches.
+    """Draws the corruption of each image in [-1, 1], with one random key per image.
 
     Returns:
         "image" as given; "colour" i32[B, N], the class of each patch's mean colour; "corrupted"
@@ -151,10 +139,7 @@ def corrupted_batch(
 def evaluation_batch(
     images: UInt8[Array, "B H W 3"], config: MaskedPatchesConfig, stride: int
 ) -> Batch:
-    """Returns `corrupted_batch` with keys that depend only on each image's pixels.
-
-    An image is thus corrupted in the same way in every evaluation and every batch.
-    """
+    """Returns `corrupted_batch` with keys from each image's pixels: equal in every evaluation."""
     return corrupted_batch(to_unit_range(images), content_key(_EVAL_SEED, images), config, stride)
 
 
@@ -190,13 +175,7 @@ def patch_losses(logits: Float[Array, "*B C"], labels: Int[Array, "*B"]) -> Floa
 
 
 def make_eval_step(forward: Forward, config: MaskedPatchesConfig, stride: int) -> EvalStep:
-    """Returns eval_step_fn(params, batch) -> sums over the corrupted patches of valid examples.
-
-    Args:
-        forward: (params, prepared batch) -> logits f32[B, N, C].
-        config: shares and bits.
-        stride: pixels between neighbouring patches.
-    """
+    """Returns eval_step_fn(params, batch) -> sums over the corrupted patches of valid examples."""
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
         ready = evaluation_batch(batch["image"], config, stride)

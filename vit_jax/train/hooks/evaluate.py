@@ -28,10 +28,6 @@ _FEATURE_PREFIXES = ("fewshot/", "knn/", "linear_probe/")
 class EvaluateHook:
     """Evaluates and writes metrics. Those that an earlier session wrote are read instead.
 
-    Args:
-        context: the run.
-        log: the log hook of the run.
-
     Attributes:
         evaluated: how the names of metrics start, e.g. "eval/" -> steps of the run that were
             evaluated, ascending.
@@ -60,9 +56,8 @@ class EvaluateHook:
     def resume(self) -> None:
         """In a resumed run, reads what was evaluated at the saved step, and evaluates the rest.
 
-        Raises:
-            Stopped: the run was asked to stop. The interrupted evaluation belongs to this step, so
-                it must finish before the next step.
+        Raises Stopped if the run was asked to stop: the interrupted evaluation belongs to this
+        step, so it must finish before the next step.
         """
         start, context = self._context.start, self._context
         if start.step == 0:
@@ -94,14 +89,8 @@ class EvaluateHook:
     def final_metrics(self, step: int, state: TrainState) -> dict[str, Any]:
         """Returns the final metrics of the run, and waits until its last checkpoint is complete.
 
-        With early stopping, the best step is evaluated, otherwise the last.
-
-        Args:
-            step: the last step.
-            state: state after the last step, already saved or being saved.
-
-        Raises:
-            Stopped: the run was asked to stop.
+        With early stopping, the best step is evaluated, otherwise the last. The state after the
+        last step is already saved or being saved. Raises Stopped if the run was asked to stop.
         """
         context, metrics = self._context, dict[str, Any]()
         best, params = self._result_params(step, state)
@@ -191,15 +180,9 @@ class EvaluateHook:
 class _Evaluation:
     """One kind of evaluation and its latest metrics.
 
-    Args:
-        context: the run.
-        evaluate: function (params) -> metrics; None if the run was asked to stop meanwhile.
-        prefixes: how the names of its metrics start.
-        note: function (step, metrics), called with metrics that are in metrics.jsonl.
-
-    Attributes:
-        step: step of the latest evaluation; -1: none yet.
-        metrics: metric name -> value at this step.
+    `evaluate` returns None if the run was asked to stop meanwhile. `prefixes` start the names of
+    its metrics. `note` gets metrics that are in metrics.jsonl. `step` is -1 before the first
+    evaluation.
     """
 
     def __init__(

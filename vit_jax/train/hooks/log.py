@@ -30,11 +30,7 @@ _MAX_SHOWN = 20
 
 
 class LogHook:
-    """Logs training steps and measures their speed.
-
-    Args:
-        context: the run.
-    """
+    """Logs training steps and measures their speed."""
 
     def __init__(self, context: RunContext):
         self._context, self._clock = context, DeviceClock()

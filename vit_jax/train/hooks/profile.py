@@ -18,13 +18,6 @@ class ProfileHook:
 
     A run that was resumed within these steps traces the rest of them. A trace that cannot be
     written is a warning.
-
-    Args:
-        context: the run.
-        log: the log hook of the run.
-
-    Raises:
-        ConfigError: the run has no process of a number in `profile.hosts`, or fewer steps.
     """
 
     def __init__(self, context: RunContext, log: LogHook):
@@ -88,5 +81,4 @@ class ProfileHook:
 
 
 def _name(first: int, last: int) -> str:
-    """Returns the name of the trace of these steps."""
     return f"steps-{first}-{last}"

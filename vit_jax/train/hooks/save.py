@@ -14,13 +14,7 @@ DEFAULT_INTERVAL = 1000
 
 
 class SaveHook:
-    """Saves checkpoints.
-
-    Args:
-        context: the run.
-        log: the log hook of the run.
-        evaluation: the evaluation hook of the run.
-    """
+    """Saves checkpoints."""
 
     def __init__(self, context: RunContext, log: LogHook, evaluation: EvaluateHook):
         self._log, self._evaluation = log, evaluation
@@ -37,11 +31,7 @@ class SaveHook:
         )
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Saves if a save is due, or if this step is the last or the best so far.
-
-        Raises:
-            RunFolderError: an earlier save could not be written.
-        """
+        """Saves if a save is due, or if this step is the last or the best so far."""
         context.checkpoints.check()
         step = output.step
         best = context.early_stopping.best_step == step
@@ -49,7 +39,6 @@ class SaveHook:
             self.save(context, output)
 
     def next_step(self, context: RunContext, step: int) -> int:
-        """Returns the next step after which a checkpoint is saved."""
         total = context.program.total_steps
         return min(next_due(step, self._interval) or total, total)
 

@@ -9,20 +9,13 @@ from vit_jax.train.signals import Stopped
 class StopHook:
     """Saves and raises `Stopped` after the step at which the processes agree to stop.
 
-    Args:
-        evaluation: the evaluation hook. If the last step is evaluated, the run ends normally.
-        save: the save hook.
+    If the last step is evaluated, the run ends normally.
     """
 
     def __init__(self, evaluation: EvaluateHook, save: SaveHook):
         self._evaluation, self._save = evaluation, save
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Saves and stops if that was requested.
-
-        Raises:
-            Stopped: the state is saved.
-        """
         if not context.stop_requested():
             return
         self._save.save(context, output)

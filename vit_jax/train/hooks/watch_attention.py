@@ -23,11 +23,6 @@ class WatchAttentionHook:
     """Writes "train/max_attention_logit" and, for each layer, ".../layer_00", ".../layer_01", ...
 
     The logits are computed for a few images per device, without dropout or mixing.
-
-    Args:
-        context: the run.
-        log: the log hook of the run.
-
     Source: arXiv:2302.05442, section 3.1.
     """
 
@@ -37,7 +32,6 @@ class WatchAttentionHook:
         self._largest_fn = None if self._every is None else make_largest_logits(context.program)
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Logs the largest logits, if this step is due."""
         if self._largest_fn is None or not is_due(output.step, self._every):
             return
         with self._log.paused():
