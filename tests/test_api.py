@@ -116,7 +116,7 @@ def test_loading_prints_nothing_unless_it_is_asked_to(files, caplog, capfd):
             vit_jax.load_pretrained(path)
         (record,) = caplog.records
         assert (record.levelname, record.name) == ("INFO", "vit_jax.interop.load")
-        assert "20 parameters" in record.getMessage()
+        assert "20 tensors" in record.getMessage()
     assert capfd.readouterr() == ("", "")
     with caplog.at_level(logging.INFO, "vit_jax"):
         caplog.clear()

@@ -17,7 +17,9 @@ TINY = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 3}
 
 
 @functools.cache
-def random_loaded(name="ViT-Ti/8", *, num_classes=5, image_size=(32, 32), **options) -> Loaded:
+def random_loaded(
+    name="ViT-Ti/8", *, num_classes=5, image_size=(32, 32), class_names=None, **options
+) -> Loaded:
     """Returns a model whose every parameter is random; the same one for the same arguments."""
     options = {**(TINY if name.startswith("ViT-Ti") else {}), **options}
     model = random_model(name, num_classes=num_classes, image_size=image_size, **options)
@@ -28,7 +30,7 @@ def random_loaded(name="ViT-Ti/8", *, num_classes=5, image_size=(32, 32), **opti
         options=model_options(name, **options),
         num_classes=num_classes,
         image_size=image_size,
-        class_names=tuple(f"thing {i}" for i in range(num_classes)),
+        class_names=class_names or tuple(f"thing {i}" for i in range(num_classes)),
         view=EvalView(),
         report=LoadReport("memory", "vit_jax", name, 0),
     )

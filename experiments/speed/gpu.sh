@@ -44,7 +44,7 @@ case $device in
 esac
 MODELS=${MODELS:-$models} # NAME=IMAGES, images of a step on each device
 COMPARED=${COMPARED:-$compared}
-IN_PYTORCH=${IN_PYTORCH:-$in_pytorch}
+IN_PYTORCH=${IN_PYTORCH-$in_pytorch}
 BATCHES=${BATCHES:-$batches}
 LIMIT=${LIMIT:-$limit} # seconds for everything
 OUT=${OUT:-experiments/speed/$device}

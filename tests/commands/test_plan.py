@@ -35,7 +35,7 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
     done = plan("--topology=cpu:8", f"--output={table}", *SMALL)
     assert (done.returncode, done.stderr) == (0, "")
     for text in (
-        "ViT-Ti/2, 8 px, float32, remat none: 128 images a step on 8 x CPU",
+        "ViT-Ti/2 (width 64, depth 2, mlp_dim 128, num_heads 4), 8 px, float32, remat none:",
         "mesh data=8, fsdp=1, tensor=1, fsdp_tensor",
         "10 classes, 1,437 examples",
         "whole run, 786 steps",

@@ -20,9 +20,9 @@ from report.fake_runs import write_sweep
 
 from vit_jax.config.file import load_config
 
-# What this machine lacks: `<!-- needs: gpu -->` before a block marks all its commands, and
-# `<!-- needs: gpu: WORDS -->` those with these words.
-NEEDS = {"tpu", "gpu", "cloud", "imagenet", "network"}
+# What a test of this machine lacks: `<!-- needs: gpu -->` before a block marks all its commands,
+# and `<!-- needs: gpu: WORDS -->` those with these words.
+NEEDS = {"tpu", "gpu", "cloud", "imagenet", "network", "time"}
 # Names of the pages for what a reader has: `put_all_stand_ins` makes them, under these names.
 STAND_INS = {"PHOTOS", "DATA", "RUN", "RUNS", "SWEEP", "NAME"}
 _WRITTEN = {"PLAN.json"}

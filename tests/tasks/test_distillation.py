@@ -40,9 +40,10 @@ TINY = {"name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads":
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A teacher with 10 classes for images of 16 pixels."""
+    """A teacher of the digits for images of 16 pixels."""
     folder = tmp_path_factory.mktemp("teacher") / "model"
-    random_weights(folder, num_classes=10, image_size=(16, 16))
+    names = tuple("0123456789")
+    random_weights(folder, num_classes=10, class_names=names, image_size=(16, 16))
     return folder
 
 
