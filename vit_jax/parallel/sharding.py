@@ -4,10 +4,12 @@ Each model family defines rules for its parameters. This module combines them in
 `mesh.preset`.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig, Preset
@@ -128,3 +130,11 @@ def _fit_spec(rule: Rule, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         if fitting:
             axes[max(fitting, key=lambda i: own[i])] = "fsdp"
     return PartitionSpec(*(None,) * (len(shape) - len(rule)), *axes)
+
+
+def bytes_on_device(tree: Any) -> int:
+    """Returns the size of the shards of a tree on one device; its leaves may be abstract."""
+    return sum(
+        jax.numpy.dtype(leaf.dtype).itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(tree)
+    )

@@ -14,6 +14,7 @@ from vit_jax.data.sources import class_count, open_training_data
 from vit_jax.errors import DataError
 from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.sharding import bytes_on_device
 from vit_jax.parallel.slices import slice_of_devices
 from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.cudnn import attention_flops
@@ -229,20 +230,13 @@ def _memory(
 
 def _state_bytes(program: Program) -> dict[str, int]:
     """Returns the size of each part of the state, and of the batch, on one device."""
-
-    def on_device(tree: Any) -> int:
-        return sum(
-            jax.numpy.dtype(leaf.dtype).itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-            for leaf in jax.tree.leaves(tree)
-        )
-
     state = program.abstract
     parts = {
-        "parameters": on_device(state.params),
-        "optimizer": on_device((state.opt_state, state.step)),
-        "average": on_device((state.ema, state.extra)),
-        "frozen": on_device(program.abstract_frozen),
-        "batch": on_device(program.batch_shapes()),
+        "parameters": bytes_on_device(state.params),
+        "optimizer": bytes_on_device((state.opt_state, state.step)),
+        "average": bytes_on_device((state.ema, state.extra)),
+        "frozen": bytes_on_device(program.abstract_frozen),
+        "batch": bytes_on_device(program.batch_shapes()),
     }
     return {name: size for name, size in parts.items() if size}
 

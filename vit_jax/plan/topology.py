@@ -13,14 +13,19 @@ from typing import Any
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, nearest
 from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
-from vit_jax.train.chips import GPUS, TPUS, Chip, cpu_chip, gpu_chip
+from vit_jax.train.chips import (
+    GPUS,
+    MEMORY_VARIABLES,
+    TPUS,
+    Chip,
+    cpu_chip,
+    gpu_chip,
+    usable_gpu_memory,
+)
 
 # Nothing can be timed without a GPU, so XLA must not choose kernels by trying them. Without that
 # choice its Triton matmuls may not compile ("Couldn't find output tile sizes"); cuBLAS always does.
 _GPU_FLAGS = ("--xla_gpu_autotune_level=0", "--xla_gpu_enable_triton_gemm=false")
-# JAX gives a program this part of a GPU's memory, unless one of these variables says otherwise.
-_MEMORY_FRACTION = 0.75
-_MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 MOST_GPUS_OF_A_NODE = 8
@@ -261,19 +266,6 @@ def has_cuda_plugin() -> bool:
         return False
 
 
-def usable_gpu_memory(memory_bytes: float) -> float:
-    """Returns the part of a GPU's memory that JAX takes for a program, in bytes.
-
-    Source: docs.jax.dev, "GPU memory allocation".
-    """
-    for variable in _MEMORY_VARIABLES:
-        try:
-            return float(os.environ[variable]) * memory_bytes
-        except (KeyError, ValueError):
-            continue
-    return _MEMORY_FRACTION * memory_bytes
-
-
 def with_nodes(config: Config, topology: Topology) -> Config:
     """Returns a config that divides GPUs that are not there into the nodes of the topology.
 
@@ -302,7 +294,7 @@ def chip_of(topology: Topology, devices: list[Any]) -> Chip:
         assert chip.memory_bytes is not None
         usable = usable_gpu_memory(chip.memory_bytes)
         part = f"{usable / chip.memory_bytes:.0%} of the {chip.memory_bytes / 1e9:.0f} GB"
-        source = f"{chip.source}. Memory: {part}, which JAX takes ({_MEMORY_VARIABLES[0]})"
+        source = f"{chip.source}. Memory: {part}, which JAX takes ({MEMORY_VARIABLES[0]})"
         return dataclasses.replace(chip, memory_bytes=usable, source=source)
     stats = devices[0].memory_stats() or {}
     return gpu_chip(devices[0].device_kind, stats.get("bytes_limit"))

@@ -11,6 +11,9 @@ import psutil
 from vit_jax.train.telemetry import peak_flops
 
 GIB = 2**30
+# JAX gives a program this part of a GPU's memory, unless one of these variables says otherwise.
+_MEMORY_FRACTION = 0.75
+MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +142,19 @@ def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
             device_kind, device_kind, None, peak_flops(device_kind), None, None, "not stated"
         )
     return dataclasses.replace(known, memory_bytes=memory_bytes or known.memory_bytes)
+
+
+def usable_gpu_memory(memory_bytes: float) -> float:
+    """Returns the part of a GPU's memory that JAX takes for a program, in bytes.
+
+    Source: docs.jax.dev, "GPU memory allocation".
+    """
+    for variable in MEMORY_VARIABLES:
+        try:
+            return float(os.environ[variable]) * memory_bytes
+        except (KeyError, ValueError):
+            continue
+    return _MEMORY_FRACTION * memory_bytes
 
 
 def cpu_chip(devices: int = 1) -> Chip:

@@ -13,6 +13,7 @@ from vit_jax.config.run import Config
 from vit_jax.memory import check_fits, shown_bytes
 from vit_jax.models.registry import family_of
 from vit_jax.named_tree import named_leaves
+from vit_jax.parallel.sharding import bytes_on_device
 from vit_jax.tasks.task import model_image_size
 from vit_jax.train.chips import find_chip
 from vit_jax.train.state import TrainState
@@ -80,7 +81,7 @@ def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> N
 def check_state(abstract: TrainState, mesh: Mesh, *, planned: bool = False) -> None:
     """Checks parameters, gradients, optimizer state and average; raises MemoryLimitError."""
     # The gradients have the sizes of the parameters.
-    needed = _device_bytes(abstract) + _device_bytes(abstract.params)
+    needed = bytes_on_device(abstract) + bytes_on_device(abstract.params)
     name, size = max(
         ((name, _bytes(leaf)) for name, leaf in named_leaves(abstract.params).items()),
         key=lambda item: item[1],
@@ -121,10 +122,3 @@ def check_step(step: jax.stages.Compiled, mesh: Mesh) -> None:
 
 def _bytes(leaf: Any) -> int:
     return math.prod(leaf.shape) * jax.numpy.dtype(leaf.dtype).itemsize
-
-
-def _device_bytes(tree: Any) -> int:
-    return sum(
-        jax.numpy.dtype(leaf.dtype).itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves(tree)
-    )

@@ -17,7 +17,6 @@ import csv
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -30,8 +29,9 @@ from vit_jax.models.options import AUTO
 from vit_jax.models.registry import family_of
 from vit_jax.models.stacking import LayerLoop, Remat, Stack
 from vit_jax.parallel.mesh import num_batch_shards
+from vit_jax.parallel.sharding import bytes_on_device
 from vit_jax.tasks.task import Task, model_image_size
-from vit_jax.train.chips import GIB, find_chip
+from vit_jax.train.chips import GIB, find_chip, usable_gpu_memory
 
 # Bytes that a layer may keep of a microbatch on a CPU.
 _CACHE_BYTES = 12 * 2**20
@@ -159,8 +159,8 @@ def choose_step(
         images=images,
         itemsize=jax.numpy.dtype(options.dtype).itemsize,
         flops=task.flops_per_image * config.data.global_batch_size / mesh.size,
-        state_bytes=_bytes_on_device(state),
-        param_bytes=_bytes_on_device(state[0].params),
+        state_bytes=bytes_on_device(state),
+        param_bytes=bytes_on_device(state[0].params),
         splits_exactly=task.splits_exactly,
         total_steps=total_steps,
     )
@@ -322,16 +322,7 @@ def _device(device: Any) -> Device:
         return Device(platform)
     memory = chip.memory_bytes
     if platform == "gpu" and memory is not None:
-        # JAX may use this share of a GPU. All processes of a run must choose alike, so this is not
-        # read from the device, where it differs by some megabytes.
-        names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-        shares = [os.environ[name] for name in names if os.environ.get(name)]
-        memory *= float(shares[0]) if shares else 0.75
+        # All processes of a run must choose alike, so this is not read from the device, where it
+        # differs by some megabytes.
+        memory = usable_gpu_memory(memory)
     return Device(platform, memory, chip.peak_flops, chip.memory_bandwidth)
-
-
-def _bytes_on_device(tree: Any) -> float:
-    return sum(
-        jax.numpy.dtype(leaf.dtype).itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves(tree)
-    )
