@@ -17,12 +17,10 @@ from vit_jax.data.loader import BatchSpec, eval_batches, on_device
 from vit_jax.data.sources import Source
 from vit_jax.data.tokenizers import Tokenizer
 from vit_jax.errors import WeightsError
+from vit_jax.evaluation.loop import on_host
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.two_towers import TwoTowers
 from vit_jax.parallel.mesh import host_rows, to_devices
-
-# Number of dispatched batches at which the host reads the result of the oldest.
-_IN_FLIGHT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,20 +58,15 @@ def embed_texts(
     """
     step, params = compiled(model, mesh, _text_fn)
     rows = np.asarray(host_rows(mesh, batch_size))
-    found = np.empty((len(texts), model.embedding_size), np.float32)
-    pending: list[tuple[int, jax.Array]] = []
 
-    def drain(keep: int) -> None:
-        while len(pending) > keep:
-            start, part = pending.pop(0)
-            found[start : start + batch_size] = jax.device_get(part)[: len(texts) - start]
-
-    for start in range(0, len(texts), batch_size):
+    def embed(start: int) -> jax.Array:
         places: list[int] = np.minimum(start + rows, len(texts) - 1).tolist()
         tokens = tokenizer.encode([texts[place] for place in places])
-        pending.append((start, step(params, to_devices({"tokens": tokens}, mesh))))
-        drain(_IN_FLIGHT)
-    drain(0)
+        return step(params, to_devices({"tokens": tokens}, mesh))
+
+    parts: list[Any] = [*on_host(embed(start) for start in range(0, len(texts), batch_size))]
+    empty = np.empty((0, model.embedding_size), np.float32)
+    found = np.concatenate([empty, *parts])[: len(texts)]
     _check_finite(found, "texts")
     return found
 
@@ -88,19 +81,11 @@ def embed_images(
     step, params = compiled(model, images.mesh, _image_fn)
     found: list[np.ndarray] = []
     masks: list[np.ndarray] = []
-    pending: list[tuple[jax.Array, jax.Array]] = []
-
-    def drain(keep: int) -> None:
-        while len(pending) > keep:
-            part, mask = jax.device_get(pending.pop(0))
+    with eval_batches(images.source, images.preprocessing, images.spec) as feed:
+        outputs = (step(params, to_devices(on_device(batch), images.mesh)) for batch in feed)
+        for part, mask in on_host(outputs):
             found.append(part[mask])
             masks.append(mask)
-
-    with eval_batches(images.source, images.preprocessing, images.spec) as feed:
-        for batch in feed:
-            pending.append(step(params, to_devices(on_device(batch), images.mesh)))
-            drain(_IN_FLIGHT)
-        drain(0)
     embeddings = np.concatenate(found)
     _check_finite(embeddings, "images")
     return embeddings, np.concatenate(masks)[: len(images.source)]

@@ -16,6 +16,7 @@ from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.loader import HostBatch, on_device
 from vit_jax.data.sources import Source
 from vit_jax.errors import WeightsError
+from vit_jax.evaluation.loop import StoppedError, on_host, until
 from vit_jax.interop.resize import Target, fit_parameter
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.heads import is_classifier
@@ -27,8 +28,6 @@ from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]
-# Number of dispatched batches at which the host reads the features of the oldest.
-_IN_FLIGHT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +133,9 @@ def extract(
     values: np.ndarray | None = None
     labels = np.zeros(count if keeps else 0, np.int32)
     filled = 0
-    pending: list[dict[str, jax.Array]] = []
-
-    def drain(keep: int) -> None:
-        nonlocal values, filled
-        while len(pending) > keep:
-            found = jax.device_get(pending.pop(0))
+    on_mesh = (to_devices(on_device(batch), mesh) for batch in until(stop, batches))
+    try:
+        for found in on_host(model.step(params, batch) for batch in on_mesh):
             rows = found["features"][found["mask"]]
             if values is None:
                 values = np.empty((len(labels), rows.shape[1]), np.float32)
@@ -147,13 +143,8 @@ def extract(
                 values[filled : filled + len(rows)] = rows
                 labels[filled : filled + len(rows)] = found["label"][found["mask"]]
                 filled += len(rows)
-
-    for batch in batches:
-        if stop():
-            return None
-        pending.append(model.step(params, to_devices(on_device(batch), mesh)))
-        drain(_IN_FLIGHT)
-    drain(0)
+    except StoppedError:
+        return None
     assert values is not None  # A source has at least one example, so there is a batch.
     if not np.isfinite(values[:filled]).all():
         raise WeightsError(

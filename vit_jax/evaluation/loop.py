@@ -1,8 +1,9 @@
 """The evaluation loop: every example counts once, on any number of devices and hosts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -14,6 +15,11 @@ from vit_jax.parallel.mesh import batch_sharding, to_devices
 EvalStep = Callable[..., dict[str, jax.Array]]
 # Number of dispatched batches at which the host reads the outputs of the oldest.
 _BATCHES_IN_FLIGHT = 2
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """An evaluation was asked to stop."""
 
 
 @runtime_checkable
@@ -58,11 +64,24 @@ def evaluate(
     frozen: tuple[Any, ...] = (),
 ) -> dict[str, float]:
     """Evaluates all batches of this host and returns the metrics. `totals` must be empty."""
-    pending: list[dict[str, jax.Array]] = []
-    for batch in batches:
-        pending.append(eval_step(params, to_devices(batch, mesh), *frozen))
-        if len(pending) > _BATCHES_IN_FLIGHT:
-            totals.add(jax.device_get(pending.pop(0)))
-    for outputs in pending:
-        totals.add(jax.device_get(outputs))
+    for outputs in on_host(eval_step(params, to_devices(b, mesh), *frozen) for b in batches):
+        totals.add(outputs)
     return totals.metrics()
+
+
+def on_host(outputs: Iterable[Any]) -> Iterator[Any]:
+    """Yields the dispatched outputs of steps as NumPy arrays. Two stay ahead of the host."""
+    pending = deque[Any]()
+    for output in outputs:
+        pending.append(output)
+        if len(pending) > _BATCHES_IN_FLIGHT:
+            yield jax.device_get(pending.popleft())
+    yield from map(jax.device_get, pending)
+
+
+def until(stop: Callable[[], bool], batches: Iterable[T]) -> Iterator[T]:
+    """Yields the batches; raises StoppedError if `stop`, called before each, says so."""
+    for batch in batches:
+        if stop():
+            raise StoppedError
+        yield batch

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
 from vit_jax.data.sources import Source, open_source
 from vit_jax.data.transforms import Transform, make_eval_transform
 from vit_jax.errors import ConfigError
-from vit_jax.evaluation.loop import EvalStep, Totals, evaluate
+from vit_jax.evaluation.loop import EvalStep, StoppedError, Totals, evaluate, until
 from vit_jax.parallel.mesh import check_batch_size, host_rows
 from vit_jax.parallel.processes import gather, is_first_host
 
@@ -133,7 +133,7 @@ class SplitEvaluator:
                         totals = self._make_totals(source.class_names)
                         with eval_batches(source, preprocessing, self._spec) as feed:
                             skipped: list[int] = []
-                            batches = _until(stop, feed, skipped)
+                            batches = _masked(until(stop, feed), skipped)
                             found = evaluate(step, params, batches, self._mesh, totals, frozen)
                         found = found | self._count_skipped(name, sum(skipped), len(source))
                         done[step] = totals, found
@@ -141,7 +141,7 @@ class SplitEvaluator:
                     if is_first_host():
                         self._report_totals(full_name, totals)
                     metrics |= {f"eval/{full_name}/{metric}": v for metric, v in found.items()}
-        except _StoppedError:
+        except StoppedError:
             return None
         return metrics
 
@@ -166,16 +166,8 @@ class SplitEvaluator:
             totals.write(self._report, f"{name}{self._suffix}")
 
 
-class _StoppedError(Exception):
-    """The evaluation was asked to stop."""
-
-
-def _until(
-    stop: Callable[[], bool], batches: Iterator[HostBatch], skipped: list[int]
-) -> Iterator[HostBatch]:
+def _masked(batches: Iterable[HostBatch], skipped: list[int]) -> Iterator[HostBatch]:
     """Yields batches for the device. Skipped examples are masked; `skipped` gets their number."""
     for batch in batches:
-        if stop():
-            raise _StoppedError
         skipped.append(int((batch["skipped"] >= 0).sum()))
         yield on_device(batch)

@@ -3,7 +3,7 @@
 Source: arXiv:2103.00020, section 3.1; the mean over templates is section 3.1.4.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +15,12 @@ from jaxtyping import Float
 from vit_jax.config.captions import check_templates
 from vit_jax.data.captions import fill
 from vit_jax.data.device import to_unit_range
-from vit_jax.data.loader import HostBatch, eval_batches, on_device
+from vit_jax.data.loader import eval_batches, on_device
 from vit_jax.data.tokenizers import Tokenizer
 from vit_jax.errors import DataError
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
 from vit_jax.evaluation.embeddings import EvaluatedImages, compiled, embed_texts
-from vit_jax.evaluation.loop import evaluate
+from vit_jax.evaluation.loop import StoppedError, evaluate, until
 from vit_jax.models.text import check_vocabulary
 from vit_jax.models.two_towers import TwoTowers
 
@@ -58,22 +58,12 @@ def evaluate_zero_shot(
     totals = totals or PredictionTotals(num_classes=len(class_names))
     try:
         with eval_batches(images.source, images.preprocessing, images.spec) as feed:
-            found = evaluate(step, params, _until(stop, feed), images.mesh, totals, (classes,))
-    except _StoppedError:
+            batches = map(on_device, until(stop, feed))
+            found = evaluate(step, params, batches, images.mesh, totals, (classes,))
+    except StoppedError:
         return None
     # The loss of a softmax over prompts is not what any of these models is trained with.
     return {name: value for name, value in found.items() if name != "loss"}
-
-
-class _StoppedError(Exception):
-    """The evaluation was asked to stop."""
-
-
-def _until(stop: Callable[[], bool], batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
-    for batch in batches:
-        if stop():
-            raise _StoppedError
-        yield on_device(batch)
 
 
 def class_embeddings(

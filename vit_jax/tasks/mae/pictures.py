@@ -9,12 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, UInt8
 
-from vit_jax.errors import DataError, ModelError
-from vit_jax.interop.load import fill_parameters
-from vit_jax.interop.native import open_native
-from vit_jax.interop.tensors import to_jax
 from vit_jax.models.patches import cut_patches
-from vit_jax.run.folder import read_config
 from vit_jax.tasks.mae.config import MaeConfig
 from vit_jax.tasks.mae.model import MaskedAutoencoder
 from vit_jax.tasks.mae.task import (
@@ -25,6 +20,7 @@ from vit_jax.tasks.mae.task import (
     hidden_patches,
     pixel_targets,
 )
+from vit_jax.tasks.pictures import draw_rows, filled, read_run
 from vit_jax.tasks.task import Picture
 
 # In [-1, 1].
@@ -37,34 +33,18 @@ def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: in
     `checkpoint` is the run folder, or one step in it; `pixels` are u8[M, H, W, 3] of the size that
     the model was trained at.
     """
-    config = read_config(run)
-    if config.task != "mae":
-        raise ModelError(
-            f"{run} is a run of task {config.task}",
-            "the run folder of a run with task mae",
-            "train one with configs/mae.py",
-        )
-    file, _ = open_native(checkpoint)
-    model = fill_parameters(
-        nnx.eval_shape(lambda: build_autoencoder(config, key=jax.random.key(0))),
-        lambda name: to_jax(file.read(name)),
-    )
-    if pixels.shape[1:3] != model.image_size:
-        height, width = pixels.shape[1:3]
-        raise ModelError(
-            f"mae at {height}x{width} pixels of a model for {model.image_size[0]}",
-            "the size that it was trained at",
-            "leave --image_size out",
-        )
-    if not len(pixels):
-        raise DataError("0 images", "at least one", "give some")
+    config = read_run(run, "mae", pixels)
+    model = nnx.eval_shape(lambda: build_autoencoder(config, key=jax.random.key(0)))
+    model = filled(model, checkpoint)
     found = reconstruct(model, pixels, config.mae, batch_size=batch_size)
     rows = [{"image": i, "loss": float(loss)} for i, loss in enumerate(found["loss"])]
     summary = (
         f"images: {len(pixels)}, {found['hidden'][0].sum()} of {found['hidden'][0].size} patches"
         f" hidden, mean loss {found['loss'].mean():.3f}"
     )
-    return Picture(_draw(found, pixels), found, rows, summary)
+    shown = {"input": pixels, "visible": found["shown"], "reconstructed": found["predicted"]}
+    figure, _ = draw_rows(shown, f"Masked autoencoder: mean loss {found['loss'].mean():.2f}")
+    return Picture(figure, found, rows, summary)
 
 
 def reconstruct(
@@ -124,21 +104,3 @@ def _image(
     tiles = patches.reshape(-1, *grid, patch, patch, 3).transpose(0, 1, 3, 2, 4, 5)
     images = tiles.reshape(-1, grid[0] * patch, grid[1] * patch, 3)
     return np.clip(np.round((images + 1) * 127.5), 0, 255).astype(np.uint8)
-
-
-def _draw(found: dict[str, np.ndarray], pixels: np.ndarray) -> Any:
-    """Draws three rows: images, visible patches, reconstructions."""
-    from matplotlib.figure import Figure
-
-    rows = {"input": pixels, "visible": found["shown"], "reconstructed": found["predicted"]}
-    figure = Figure(figsize=(0.6 + 1.25 * len(pixels), 4.3), layout="constrained")
-    panels = figure.subplots(len(rows), len(pixels), squeeze=False)
-    for number, (name, images) in enumerate(rows.items()):
-        for column, image in enumerate(images):
-            axes = panels[number, column]
-            axes.imshow(image, interpolation="nearest")
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-        panels[number, 0].set_ylabel(name, fontsize=8)
-    figure.suptitle(f"Masked autoencoder: mean loss {found['loss'].mean():.2f}", fontsize=10)
-    return figure

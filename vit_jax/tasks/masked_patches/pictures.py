@@ -10,15 +10,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Bool, Float, Int, UInt8
 
+from vit_jax.config.run import Config
 from vit_jax.data.colours import colours_of_classes
-from vit_jax.errors import DataError, ModelError
-from vit_jax.interop.load import fill_parameters
-from vit_jax.interop.native import open_native
-from vit_jax.interop.tensors import to_jax
 from vit_jax.models.vit import ViT
-from vit_jax.run.folder import read_config
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
 from vit_jax.tasks.masked_patches.task import build_masked_model, evaluation_batch, make_forward
+from vit_jax.tasks.pictures import draw_rows, filled, read_run
 from vit_jax.tasks.task import Picture
 
 _MASKED_GRAY = 128
@@ -64,15 +61,9 @@ def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: in
     `checkpoint` is the run folder, or one step in it; `pixels` are u8[M, H, W, 3] of the size that
     the model was trained at.
     """
-    model, config = load_masked_model(run, checkpoint)
-    if pixels.shape[1:3] != model.image_size:
-        height, width = pixels.shape[1:3]
-        raise ModelError(
-            f"masked_patches at {height}x{width} pixels of a model for {model.image_size[0]}",
-            "the size that it was trained at",
-            "leave --image_size out",
-        )
-    found = predict_masked(model, pixels, config, batch_size=batch_size)
+    config = read_run(run, "masked_patches", pixels)
+    model = filled(nnx.eval_shape(lambda: _build(config)), checkpoint)
+    found = predict_masked(model, pixels, config.masked_patches, batch_size=batch_size)
     fields = {f.name: np.asarray(getattr(found, f.name)) for f in dataclasses.fields(found)}
     summary = (
         f"images: {len(pixels)}, {found.corrupted[0].sum()} of {found.corrupted[0].size} patches"
@@ -81,26 +72,9 @@ def make_picture(run: Path, checkpoint: Path, pixels: np.ndarray, batch_size: in
     return Picture(draw_masked(found, pixels), fields, found.rows(), summary)
 
 
-def load_masked_model(run: Path, checkpoint: Path) -> tuple[ViT, MaskedPatchesConfig]:
-    """Returns the model of a run, with mask token and colour head, and its config section."""
-    config = read_config(run)
-    if config.task != "masked_patches":
-        raise ModelError(
-            f"{run} is a run of task {config.task}",
-            "the run folder of a run with task masked_patches",
-            "train one with configs/masked_patches.py",
-        )
-    section, side = config.masked_patches, config.data.image_size
-
-    def build() -> nnx.Module:
-        return build_masked_model(
-            config.model, section.num_colours, image_size=side, key=jax.random.key(0)
-        )
-
-    file, _ = open_native(checkpoint)
-    model = fill_parameters(nnx.eval_shape(build), lambda name: to_jax(file.read(name)))
-    assert isinstance(model, ViT)
-    return model, section
+def _build(config: Config) -> nnx.Module:
+    colours, side = config.masked_patches.num_colours, config.data.image_size
+    return build_masked_model(config.model, colours, image_size=side, key=jax.random.key(0))
 
 
 def predict_masked(
@@ -111,8 +85,6 @@ def predict_masked(
     batch_size: int = 16,
 ) -> MaskedPrediction:
     """Returns the predictions of a model for images that are corrupted as in evaluation."""
-    if not len(pixels):
-        raise DataError("0 images", "at least one", "give some")
     graphdef, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
     forward, stride = make_forward(graphdef), model.image_size[0] // model.grid[0]
@@ -140,32 +112,19 @@ def draw_masked(found: MaskedPrediction, pixels: UInt8[np.ndarray, "M H W 3"]) -
     In the second row, hidden patches are gray with a dot, and replaced patches show the patch that
     replaces them. In the rows of colours, patches that were not corrupted show the image.
     """
-    from matplotlib.figure import Figure
-
     rows = {
         "input": pixels,
         "shown": shown(found, pixels),
         "predicted": coloured(found, pixels, found.predicted),
         "true colours": coloured(found, pixels, found.colour),
     }
-    count = len(pixels)
-    figure = Figure(figsize=(0.6 + 1.25 * count, 5.5), layout="constrained")
-    panels = figure.subplots(len(rows), count, squeeze=False)
+    title = f"Masked patch prediction: {found.accuracy:.0%} of the colours exact"
+    figure, panels = draw_rows(rows, title)
     height = pixels.shape[1] // found.colour.shape[1]
     width = pixels.shape[2] // found.colour.shape[2]
-    for number, (name, images) in enumerate(rows.items()):
-        for column, image in enumerate(images):
-            axes = panels[number, column]
-            axes.imshow(image.astype(np.uint8), interpolation="nearest")
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-            if name == "shown":
-                y, x = np.nonzero(found.hidden[column])
-                axes.plot((x + 0.5) * width - 0.5, (y + 0.5) * height - 0.5, "w.", markersize=2)
-        panels[number, 0].set_ylabel(name, fontsize=8)
-    figure.suptitle(
-        f"Masked patch prediction: {found.accuracy:.0%} of the colours exact", fontsize=10
-    )
+    for panel, hidden in zip(panels["shown"], found.hidden, strict=True):
+        y, x = np.nonzero(hidden)
+        panel.plot((x + 0.5) * width - 0.5, (y + 0.5) * height - 0.5, "w.", markersize=2)
     return figure
 
 
