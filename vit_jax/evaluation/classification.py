@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.errors import first_few
 from vit_jax.evaluation.by_class import ByClass
 from vit_jax.evaluation.correct import CorrectExamples, correct_file
+from vit_jax.evaluation.loop import Totals
 
 # logits, labels -> one loss per example.
 LossFn = Callable[[jax.Array, jax.Array], jax.Array]
@@ -97,7 +98,7 @@ def _ranks(logits: Float[Array, "M C"], labels: Int[Array, " M"]) -> Int[Array, 
     return jnp.where(jnp.isnan(own[:, 0]), max(num_classes, 5), rank)
 
 
-class PredictionTotals:
+class PredictionTotals(Totals):
     """Adds up `prediction_sums` and the number of examples, and collects which examples are right.
 
     The second needs a step that returns `example_outputs`. The metrics are loss, accuracy_top1 and,

@@ -1,9 +1,10 @@
 """The evaluation loop: every example counts once, on any number of devices and hosts."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -22,25 +23,23 @@ class StoppedError(Exception):
     """An evaluation was asked to stop."""
 
 
-@runtime_checkable
-class Totals(Protocol):
+class Totals(ABC):
     """Adds up the outputs of an evaluation step over the batches of one split."""
 
+    @abstractmethod
     def add(self, outputs: Mapping[str, np.ndarray]) -> None:
         """Adds one batch."""
-        ...
 
+    @abstractmethod
     def metrics(self) -> dict[str, float]:
         """Returns metric name -> value."""
-        ...
 
     def warnings(self) -> list[str]:
         """Returns warnings about the split for the user, such as classes without examples."""
-        ...
+        return []
 
-    def write(self, folder: Path, name: str) -> None:
+    def write(self, folder: Path, name: str) -> None:  # noqa: B027
         """Writes tables of the split `name` into a report folder, if there are any."""
-        ...
 
 
 def jit_eval_step(eval_step: EvalStep, mesh: Mesh, *shardings: Any) -> EvalStep:

@@ -1,12 +1,13 @@
 """Means over the examples of a split, for tasks without predictions of classes."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
+from vit_jax.evaluation.loop import Totals
 
-class MeanTotals:
+
+class MeanTotals(Totals):
     """Adds up the sums that an evaluation step returns, and divides them by the examples.
 
     Every output is a metric: a sum over the examples, or "examples", their number.
@@ -23,10 +24,3 @@ class MeanTotals:
         count = self._sums["examples"]
         means = {name: total / count for name, total in self._sums.items() if name != "examples"}
         return {**means, "examples": count}
-
-    def warnings(self) -> list[str]:
-        return []
-
-    def write(self, folder: Path, name: str) -> None:
-        """Writes nothing: there are no tables."""
-        del folder, name

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.evaluation.loop import Totals
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def direction_sums(
     return {"directions": jnp.sum(counted, axis=0), "examples": jnp.sum(mask)}
 
 
-class DirectionTotals:
+class DirectionTotals(Totals):
     """Computes `feature_std` over all examples of a split."""
 
     def __init__(self):
@@ -64,13 +65,6 @@ class DirectionTotals:
         # The mean square of directions is 1.
         variance = 1 - float(np.sum(np.square(self._sum / self._examples)))
         return {METRIC: max(variance, 0.0) ** 0.5, "examples": self._examples}
-
-    def warnings(self) -> list[str]:
-        return []
-
-    def write(self, folder: Path, name: str) -> None:
-        """Writes nothing: there are no tables."""
-        del folder, name
 
 
 class CollapseWarning:

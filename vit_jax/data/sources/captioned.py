@@ -34,6 +34,7 @@ from vit_jax.data.sources.listing import (
     Listing,
     key_of,
     list_children,
+    list_named,
     make_listing,
     separator_of,
     tar_members,
@@ -171,23 +172,7 @@ def _list_table(
                 "fix the line",
             )
         captions.setdefault(name, []).extend(_check_texts(row.get(feature), where, feature))
-    files = LocalFiles(path.parent)
-    if isinstance(path, BucketPath):
-        files = BucketFiles(path.parent, cache, list(captions))
-    found, missing = [], []
-    for name in track(captions, f"listing {path}", len(captions)):
-        try:
-            found.append(ImageEntry(splits[name], "", name, files.size(name), 0))
-        except (OSError, ValueError):
-            missing.append(name.replace("\0", r"\0"))
-    if missing:
-        raise DataError(
-            f"{len(missing)} of {len(captions)} images in {path} do not exist, such as"
-            f" {missing[0]}",
-            f"files relative to {path.parent}",
-            "correct the paths",
-        )
-    listing = make_listing(path.parent, files, found, [""], 0, packed=False)
+    listing = list_named(path, cache, [(name, "", splits[name]) for name in captions], [""])
     return listing, [captions[name] for name in listing.names]
 
 

@@ -378,7 +378,15 @@ def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, int, i
 
 
 def _list_csv(path: Path, cache: BlockCache | None) -> Listing:
-    rows, files = _csv_rows(path), LocalFiles(path.parent)
+    rows = _csv_rows(path)
+    return list_named(path, cache, rows, _sorted_classes({label for _, label, _ in rows}))
+
+
+def list_named(
+    path: Path, cache: BlockCache | None, rows: list[tuple[str, str, str]], classes: list[str]
+) -> Listing:
+    """Returns the images that a file lists as (name relative to its folder, label, split)."""
+    files = LocalFiles(path.parent)
     if isinstance(path, BucketPath):
         files = BucketFiles(path.parent, cache, [name for name, _, _ in rows])
     found, missing = [], []
@@ -394,7 +402,6 @@ def _list_csv(path: Path, cache: BlockCache | None) -> Listing:
             f"files relative to {path.parent}",
             "correct the paths",
         )
-    classes = _sorted_classes({label for _, label, _ in rows})
     return make_listing(path.parent, files, found, classes, 0, packed=False)
 
 

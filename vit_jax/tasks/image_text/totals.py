@@ -1,14 +1,14 @@
 """Retrieval among the pairs of an evaluation split: how often an image finds its text."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
+from vit_jax.evaluation.loop import Totals
 from vit_jax.evaluation.retrieval import Retrieval, recalled
 
 
-class PairTotals:
+class PairTotals(Totals):
     """Collects the embeddings of a split.
 
     The metrics are image_to_text/recall_at_K and text_to_image/recall_at_K: the fraction of the
@@ -31,10 +31,3 @@ class PairTotals:
         own = np.arange(len(images), dtype=np.int32)
         found = Retrieval(recalled(images, texts, own, own), recalled(texts, images, own, own), own)
         return {name: value for name, value in found.metrics().items() if name != "captions"}
-
-    def warnings(self) -> list[str]:
-        return []
-
-    def write(self, folder: Path, name: str) -> None:
-        """Writes nothing: there are no tables."""
-        del folder, name
