@@ -263,7 +263,11 @@ def test_captions_that_are_wrong(vocabulary, value, match):
     [
         ("path,caption\n1.png,\n", "c.csv", r"line 2 of .*c.csv: caption is ''"),
         ("path,text\n1.png,a cat\n", "c.csv", "with the columns path, text"),
-        ("path,caption\n9.png,a cat\n", "c.csv", "1 of 1 files listed in .* do not exist, such as 9.png"),
+        (
+            "path,caption\n9.png,a cat\n",
+            "c.csv",
+            "1 of 1 files .* such as 9.png",
+        ),
         ("path,caption\n,a cat\n", "c.csv", "line 2 of .*c.csv has no path"),
         ("path,caption\n", "c.csv", "lists no image"),
         (b"path,caption\n1.png,\xff\n", "c.csv", "expected a CSV file in UTF-8"),

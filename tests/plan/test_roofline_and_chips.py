@@ -2,8 +2,17 @@
 
 import pytest
 
-from vit_jax.train.chips import GIB, GPUS, TPUS, Chip, Roofline, Work, cpu_chip, gpu_chip
-from vit_jax.train.telemetry import peak_flops
+from vit_jax.train.chips import (
+    GIB,
+    GPUS,
+    TPUS,
+    Chip,
+    Roofline,
+    Work,
+    cpu_chip,
+    gpu_chip,
+    peak_flops,
+)
 
 
 def test_a_step_of_vit_l_16_on_v5e():

@@ -1,7 +1,8 @@
 import pytest
 
 import vit_jax.train.telemetry as telemetry_module
-from vit_jax.train.telemetry import Telemetry, peak_flops
+from vit_jax.train.chips import peak_flops
+from vit_jax.train.telemetry import Telemetry
 
 
 @pytest.mark.parametrize(

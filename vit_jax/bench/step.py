@@ -19,8 +19,8 @@ from vit_jax.models.two_towers import named_options
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.schema import parse_override
+from vit_jax.train.chips import peak_flops
 from vit_jax.train.program import build_program
-from vit_jax.train.telemetry import peak_flops
 from vit_jax.train.trace import Trace
 
 NUM_CLASSES = 1000

@@ -1,14 +1,12 @@
 """Published specifications of accelerators, and the roofline step times that follow from them."""
 
+import csv
 import dataclasses
 import os
 import re
 from pathlib import Path
 
 import psutil
-
-# Runs compute their MFU from the same table, so plans and runs use the same peaks.
-from vit_jax.train.telemetry import peak_flops
 
 GIB = 2**30
 # JAX gives a program this part of a GPU's memory, unless one of these variables says otherwise.
@@ -34,113 +32,81 @@ class Chip:
     dcn_bandwidth: float | None = None
 
 
-_CLOUD = "cloud.google.com/tpu/docs"
+# Memory of TPUs is the size that their compiler uses, a little less than in the data sheets. The
+# interconnect of v4 is six links of 50 GB/s (arXiv:2304.01433, Table 4). The data center network
+# between slices is per chip: of v5p as the data sheet says, of v5e and v6e the 6.4 and 25.6 Tbit/s
+# of a pod divided by its 256 chips. Links of GPUs are NVLink, or PCIe x16 for cards without NVLink
+# switches: 32 GB/s (generation 4) or 64 GB/s (generation 5). NVIDIA's figures add both directions,
+# so these are half of them. The network between nodes is one ConnectX-6 (200 Gbit/s) or ConnectX-7
+# (400) adapter for each GPU, as in NVIDIA's DGX (docs.nvidia.com/dgx); clouds may have less. TPU v2
+# and v3 devices are cores, half a chip. Rows without a name have a peak only.
+TABLE = Path(__file__).with_name("chips.csv")
 
 
-def _tpu(
-    name: str,
-    kind: str,
-    gib: float,
-    gb_per_s: float,
-    ici_gbit_per_s: float,
-    pod: int,
-    dims: int,
-    dcn_gbit_per_s: float | None,
-) -> Chip:
-    return Chip(
-        f"TPU {name}",
-        kind,
-        gib * GIB,
-        peak_flops(kind),
-        gb_per_s * 1e9,
-        ici_gbit_per_s * 1e9 / 8,
-        f"{_CLOUD}/{name}",
-        pod,
-        dims,
-        None if dcn_gbit_per_s is None else dcn_gbit_per_s * 1e9 / 8,
-    )
+def _read_chips() -> list[tuple[str, tuple[str, ...], Chip]]:
+    """Returns the rows of the table: name for `--topology`, parts of a device's kind, figures."""
+
+    def number(text: str, factor: float) -> float | None:
+        return float(text) * factor if text else None
+
+    with TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        (
+            row["name"],
+            kinds := tuple(row["kinds"].split("|")),
+            Chip(
+                row["shown"],
+                kinds[0],
+                number(row["memory_gib"], GIB) or number(row["memory_gb"], 1e9),
+                number(row["bf16_tflops"], 1e12),
+                number(row["memory_gb_per_s"], 1e9),
+                number(row["link_gb_per_s"], 1e9),
+                row["source"],
+                int(row["pod_chips"]) if row["pod_chips"] else None,
+                int(row["dimensions"]) if row["dimensions"] else None,
+                number(row["dcn_gbit_per_s"], 1e9 / 8),
+            ),
+        )
+        for row in rows
+    ]
 
 
-# Memory is the size that the TPU compiler uses, a little less than the 16, 32 and 95 GB of the data
-# sheets. Bandwidths come from the data sheets. The interconnect is in Gbit/s per chip in one
-# direction; for v4 it is six links of 50 GB/s (arXiv:2304.01433, Table 4). The data center network
-# between slices is the last column, in Gbit/s per chip: for v5p as the data sheet says, for v5e and
-# v6e the 6.4 and 25.6 Tbit/s of a pod divided by its 256 chips. For v4 it is not published.
-TPUS = {
-    "v4": _tpu("v4", "TPU v4", 30.75, 1228, 2400, 4096, 3, None),
-    "v5e": _tpu("v5e", "TPU v5 lite", 15.75, 819, 1600, 256, 2, 25),
-    "v5p": _tpu("v5p", "TPU v5", 95.74, 2765, 4800, 8960, 3, 50),
-    "v6e": _tpu("v6e", "TPU v6 lite", 31.25, 1640, 3200, 256, 2, 100),
-}
-
-
-def _gpu(
-    name: str,
-    kind: str,
-    gb: float,
-    gb_per_s: float,
-    link_gb_per_s: float,
-    node_gbit_per_s: float | None,
-    page: str,
-) -> Chip:
-    return Chip(
-        name,
-        kind,
-        gb * 1e9,
-        peak_flops(kind),
-        gb_per_s * 1e9,
-        link_gb_per_s * 1e9,
-        f"nvidia.com/en-us/{page}",
-        dcn_bandwidth=None if node_gbit_per_s is None else node_gbit_per_s * 1e9 / 8,
-    )
-
-
-_DATA_CENTER = "data-center"
-_GEFORCE = "geforce/graphics-cards"
-
-# Links are NVLink, or PCIe x16 for cards without NVLink switches: 32 GB/s (generation 4) or 64 GB/s
-# (generation 5). NVIDIA's figures add both directions, so these are half of them. The network
-# between nodes is in Gbit/s per GPU: one ConnectX-6 (200) or ConnectX-7 (400) adapter for each GPU,
-# as in NVIDIA's DGX A100, H100, H200 and B200 (docs.nvidia.com/dgx). Clouds may have less, and for
-# other cards there is no such figure. The first kind that is part of a device's name is used.
-GPUS = {
-    "a100-40gb": _gpu("A100 40 GB", "A100-SXM4-40GB", 40, 1555, 300, 200, f"{_DATA_CENTER}/a100"),
-    "a100": _gpu("A100 80 GB", "A100-SXM4-80GB", 80, 2039, 300, 200, f"{_DATA_CENTER}/a100"),
-    "a100-pcie": _gpu("A100 PCIe", "A100 80GB PCIe", 80, 1935, 32, None, f"{_DATA_CENTER}/a100"),
-    "h100-pcie": _gpu("H100 PCIe", "H100 PCIe", 80, 2000, 64, None, f"{_DATA_CENTER}/h100"),
-    "h100": _gpu("H100 SXM", "H100", 80, 3350, 450, 400, f"{_DATA_CENTER}/h100"),
-    "h200": _gpu("H200 SXM", "H200", 141, 4800, 450, 400, f"{_DATA_CENTER}/h200"),
-    "b200": _gpu("B200 SXM", "B200", 180, 8000, 900, 400, f"{_DATA_CENTER}/dgx-b200"),
-    "l40s": _gpu("L40S", "L40S", 48, 864, 32, None, f"{_DATA_CENTER}/l40s"),
-    "l40": _gpu("L40", "L40", 48, 864, 32, None, f"{_DATA_CENTER}/l40"),
-    "l4": _gpu("L4", "L4", 24, 300, 32, None, f"{_DATA_CENTER}/l4"),
-    "rtx3090": _gpu("RTX 3090", "RTX 3090", 24, 936, 32, None, f"{_GEFORCE}/30-series"),
-    "rtx4090": _gpu("RTX 4090", "RTX 4090", 24, 1008, 32, None, f"{_GEFORCE}/40-series"),
-}
+_CHIPS = _read_chips()
+TPUS = {name: chip for name, _, chip in _CHIPS if name and chip.pod_chips}
+GPUS = {name: chip for name, _, chip in _CHIPS if name and not chip.pod_chips}
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """Finds an accelerator by its device kind; None: not in the table.
+    """Finds an accelerator by its device kind: the first row that fits; None: not in the table.
 
     >>> find_chip("TPU v5 lite").name, find_chip("NVIDIA H200").name, find_chip("cpu")
     ('TPU v5e', 'H200 SXM', None)
     """
-    return next((c for c in (*TPUS.values(), *GPUS.values()) if c.kind in device_kind), None)
+    fitting = (chip for _, kinds, chip in _CHIPS if any(kind in device_kind for kind in kinds))
+    return next(fitting, None)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Returns the dense bfloat16 peak of a device in FLOP/s; None if it is unknown.
+
+    >>> peak_flops("NVIDIA H200")
+    989000000000000.0
+    """
+    chip = find_chip(device_kind)
+    return None if chip is None else chip.peak_flops
 
 
 def gpu_chip(device_kind: str, memory_bytes: float | None) -> Chip:
-    """Finds a GPU by its device kind.
+    """Finds a GPU by its device kind, e.g. "NVIDIA H200".
 
-    `memory_bytes` is what JAX may use; None: the figure of the data sheet.
+    `memory_bytes` is the memory that JAX may use on it; None: the figure of the data sheet.
 
     >>> gpu_chip("NVIDIA H200", None).memory_bandwidth
     4800000000000.0
     """
-    known = next((c for c in GPUS.values() if c.kind in device_kind), None)
-    if known is None:
-        known = Chip(
-            device_kind, device_kind, None, peak_flops(device_kind), None, None, "not stated"
-        )
+    known = find_chip(device_kind)
+    known = known or Chip(device_kind, device_kind, None, None, None, None, "not stated")
     return dataclasses.replace(known, memory_bytes=memory_bytes or known.memory_bytes)
 
 

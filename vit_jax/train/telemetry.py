@@ -7,45 +7,9 @@ import time
 import jax
 import psutil
 
+from vit_jax.train.chips import peak_flops
+
 log = logging.getLogger(__name__)
-
-# Part of `Device.device_kind` -> dense bfloat16 peak in TFLOP/s of one JAX device. The first match
-# is used. TPU v2 and v3 devices are cores, half a chip. Source: vendors' data sheets.
-_PEAK_TFLOPS = (
-    ("TPU v2", 22.5),
-    ("TPU v3", 61.5),
-    ("TPU v4 lite", 138.0),
-    ("TPU v4", 275.0),
-    ("TPU v5 lite", 197.0),
-    ("TPU v5e", 197.0),
-    ("TPU v5p", 459.0),
-    ("TPU v5", 459.0),
-    ("TPU v6 lite", 918.0),
-    ("TPU v6e", 918.0),
-    ("V100", 125.0),
-    ("A100", 312.0),
-    ("H100 PCIe", 756.0),
-    ("H100", 989.0),
-    ("H200", 989.0),
-    ("B200", 2250.0),
-    ("L40S", 362.0),
-    ("L40", 181.0),
-    ("L4", 121.0),
-    ("RTX 3090", 71.0),
-    ("RTX 4090", 165.0),
-)
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Returns the bfloat16 peak of a device in FLOP/s; None if it is unknown.
-
-    >>> peak_flops("NVIDIA H200")
-    989000000000000.0
-    """
-    for part, tflops in _PEAK_TFLOPS:
-        if part in device_kind:
-            return tflops * 1e12
-    return None
 
 
 class DeviceClock:
