@@ -99,9 +99,10 @@ def test_a_path_and_a_data_dir_cannot_both_be_given(tmp_path, capsys):
     assert "leave --data_dir out" in capsys.readouterr().err
 
 
-def test_examples_in_memory_are_spread_over_the_source(digits_dir):
+def test_examples_in_memory_are_spread_over_the_source(digits_dir, monkeypatch):
+    monkeypatch.setattr(feed, "SAMPLE", 4)
     source = TfdsSource("digits", "train[:100]", str(digits_dir))
-    memory = feed.MemorySource(source, 4)
+    memory = feed.MemorySource(source)
     assert [example.id for example in memory.examples] == [
         source[index].id for index in (0, 33, 66, 99)
     ]

@@ -20,6 +20,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.tokenizers import load_tokenizer
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import ConfigError, DataError, FileError
+from vit_jax.evaluation import retrieval
 from vit_jax.evaluation.classification import PredictionTotals
 from vit_jax.evaluation.embeddings import EvaluatedImages
 from vit_jax.evaluation.prompts import published_templates, read_class_names, read_templates
@@ -140,7 +141,8 @@ def test_recall_by_hand():
 
 
 @pytest.mark.parametrize("block", [4, 16, 100])
-def test_recall_in_blocks_equals_that_of_the_whole_matrix(block):
+def test_recall_in_blocks_equals_that_of_the_whole_matrix(block, monkeypatch):
+    monkeypatch.setattr(retrieval, "_BLOCK", block)
     rng = np.random.default_rng(0)
     queries, keys = (rng.standard_normal((n, 5)).astype(np.float32) for n in (37, 53))
     own = np.arange(37, dtype=np.int32)
@@ -148,13 +150,13 @@ def test_recall_in_blocks_equals_that_of_the_whole_matrix(block):
     order = np.argsort(-(queries @ keys.T), axis=1)
     right = owners[order] == own[:, None]
     expected = np.stack([right[:, :k].any(1) for k in (1, 5, 10)], 1)
-    np.testing.assert_array_equal(recalled(queries, keys, own, owners, block=block), expected)
+    np.testing.assert_array_equal(recalled(queries, keys, own, owners), expected)
 
 
 def test_equal_embeddings_are_chance():
     same = np.ones((50, 4), np.float32) / 2
     own = np.arange(50, dtype=np.int32)
-    assert recalled(same, same, own, own, block=16).mean(0).tolist() == [0.02, 0.1, 0.2]
+    assert recalled(same, same, own, own).mean(0).tolist() == [0.02, 0.1, 0.2]
 
 
 def test_retrieval_of_several_captions(tokenizer, tmp_path, mesh):

@@ -2,7 +2,9 @@
 
 import datetime
 import json
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -111,15 +113,19 @@ def test_a_folder_without_runs_is_an_error(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: no folder {tmp_path / 'gone'}; ")
 
 
-def test_the_same_command_continues_its_run_and_another_gets_a_new_folder(tmp_path):
+def test_the_same_command_continues_its_run_and_another_gets_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     command = ["train", "--config=configs/quickstart.py", "--config.seed=1"]
-    first = default_folder("configs/quickstart.py", str(tmp_path), command)
-    assert first == tmp_path / f"quickstart-{datetime.date.today().isoformat()}"
+    monkeypatch.setattr(sys, "argv", ["main", *command])
+    first = default_folder("configs/quickstart.py")
+    assert first == Path("runs") / f"quickstart-{datetime.date.today().isoformat()}"
     write_run(first, "stopped")
     (first / "env.json").write_text(json.dumps({"command": ["main", *command]}))
-    assert default_folder("configs/quickstart.py", str(tmp_path), command) == first
-    second = default_folder("configs/quickstart.py", str(tmp_path), command[:-1])
+    assert default_folder("configs/quickstart.py") == first
+    sys.argv.pop()
+    second = default_folder("configs/quickstart.py")
     assert second.name == f"{first.name}-2"
     (first / "result.json").write_text('{"step": 9}')
-    assert default_folder("configs/quickstart.py", str(tmp_path), command) == second
+    sys.argv.append(command[-1])
+    assert default_folder("configs/quickstart.py") == second
     assert recipe_name("configs/a b.py:L/16,x") == "a-b-L-16-x"

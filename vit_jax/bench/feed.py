@@ -40,8 +40,8 @@ class Rate:
 class MemorySource:
     """Some examples of a source, spread over it, kept encoded in memory."""
 
-    def __init__(self, source: Source, count: int = SAMPLE):
-        picked = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int)
+    def __init__(self, source: Source):
+        picked = np.linspace(0, len(source) - 1, min(SAMPLE, len(source))).astype(int)
         self.examples = source.read(picked.tolist())
         self.name, self.class_names = f"{source.name} in memory", source.class_names
         self.fingerprint = source.fingerprint

@@ -161,10 +161,10 @@ class JaxStep:
         jax.block_until_ready((arrays.state, metrics))
         return (time.perf_counter() - begin) / steps
 
-    def profile(self, folder: Path, steps: int = 2) -> None:
-        """Writes a profiler trace of some steps to a folder."""
+    def profile(self, folder: Path) -> None:
+        """Writes a profiler trace of two steps to a folder."""
         trace = Trace(re.sub(r"[^\w.+]", "-", self.measurement.model))
-        for step in range(steps):
+        for step in range(2):
             trace.begin_step(step)
             self.time(1)
         trace.finish(folder)

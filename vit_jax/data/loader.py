@@ -187,16 +187,14 @@ def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) 
     return _make_feed(load, indices, 0, steps, source, preprocessing, spec)
 
 
-def reader_counts(
-    spec: BatchSpec, cores: int | None = None, *, in_memory: bool = False
-) -> tuple[int, int]:
+def reader_counts(spec: BatchSpec, *, in_memory: bool = False) -> tuple[int, int]:
     """Returns the number of reader processes (0: none) and of threads in each.
 
     Decoding and resizing release the GIL. The rest, about an eighth of the work, holds it, so the
     threads of one process can use about eight cores. With an `in_memory` source, every process
     would keep its own copy of the images, so by default there are no processes.
     """
-    cores = cores or os.cpu_count() or 1
+    cores = os.cpu_count() or 1
     workers = spec.num_workers
     if workers is None:
         many = not in_memory and cores > _CORES_PER_PROCESS

@@ -28,6 +28,8 @@ from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]
+# Number of examples, evenly spaced, by whose bytes a dataset is recognised.
+_SAMPLES = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,14 +168,13 @@ def weights_hash(params: Any) -> str:
     return digest.hexdigest()
 
 
-def data_hash(source: Source, samples: int = 256) -> str:
+def data_hash(source: Source) -> str:
     """Returns a hash of a source's identity and of the stored bytes of some of its examples.
 
-    The bytes change if a dataset is prepared again under the same name and version. The `samples`
-    are evenly spaced.
+    The bytes change if a dataset is prepared again under the same name and version.
     """
     digest = hashlib.sha256(f"{source.fingerprint} {len(source)}".encode())
-    indices = sorted({i * len(source) // samples for i in range(samples)})
+    indices = sorted({i * len(source) // _SAMPLES for i in range(_SAMPLES)})
     for example in source.read(indices):
         digest.update(f" {example.label} {len(example.image)} ".encode())
         digest.update(example.image)

@@ -30,10 +30,10 @@ def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def bootstrap_interval(
-    values: Float[np.ndarray, "M *N"], images: str = "all"
+    values: Float[np.ndarray, "M *N"],
 ) -> tuple[Float[np.ndarray, "*N"], Float[np.ndarray, "*N"]]:
     """Returns the ends of the 95 % intervals of means over images; both the mean for one image."""
-    draws = resample_means(values, images)
+    draws = resample_means(values, "all")
     low, high = np.quantile(draws, [0.025, 0.975], axis=0, method="hazen")
     return low, high
 

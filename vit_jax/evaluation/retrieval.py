@@ -99,15 +99,14 @@ def recalled(
     keys: Float[np.ndarray, "K E"],
     query_owners: Int[np.ndarray, " Q"],
     key_owners: Int[np.ndarray, " K"],
-    block: int = _BLOCK,
 ) -> Bool[np.ndarray, "Q R"]:
     """Returns for each query whether a key of its owner is among the first 1, 5 and 10.
 
     The embeddings have length 1, and an owner is the number of an image. Keys are ranked by their
     product with the query; of equal ones, the first comes first. The similarities are computed in
-    blocks: never more than `block` squared are held.
+    blocks: never more than `_BLOCK` squared are held.
     """
-    most = max(RANKS)
+    most, block = max(RANKS), _BLOCK
     found = np.empty((len(queries), len(RANKS)), bool)
     for start in range(0, len(queries), block):
         rows = _padded(queries[start : start + block], block)

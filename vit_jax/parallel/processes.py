@@ -214,7 +214,7 @@ def gather(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[
     return [json.loads(found[f"{folder}/{process}"]) for process in range(len(_run.hosts))]
 
 
-def send_to_first_host(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT_S) -> list[Any]:
+def send_to_first_host(name: str, value: Any) -> list[Any]:
     """Returns the JSON values of all processes on process 0, and only the own value on the others.
 
     Unlike `gather`, a background thread may call this, at any time. Another call with the same name
@@ -228,7 +228,7 @@ def send_to_first_host(name: str, value: Any, timeout_s: float = BARRIER_TIMEOUT
     if run.process > 0:
         return [value]
     found = [
-        run.client.blocking_key_value_get(f"{own}{process}", int(timeout_s * 1000))
+        run.client.blocking_key_value_get(f"{own}{process}", int(BARRIER_TIMEOUT_S * 1000))
         for process in range(len(run.hosts))
     ]
     run.client.key_value_delete(own)

@@ -108,18 +108,17 @@ def search(
     *,
     batch_sizes: list[int],
     mesh_sizes: list[MeshShape],
-    remats: tuple[Remat, ...] = REMATS,
     plan: Callable[[Config], Plan],
 ) -> Iterator[Candidate]:
     """Plans settings one by one and yields each result.
 
     For each mesh and preset (see `placements`), tries the largest batch first, and for each batch
-    the policy that recomputes least, which must be first in `remats`. The first setting that fits
+    the policy that recomputes least, as `REMATS` orders them. The first setting that fits
     ends the search of that mesh and preset: recomputing more costs FLOPs, and smaller batches move
     the same parameters for fewer images.
     """
     for mesh, preset in placements(config, mesh_sizes):
-        for batch_size, remat in itertools.product(sorted(set(batch_sizes), reverse=True), remats):
+        for batch_size, remat in itertools.product(sorted(set(batch_sizes), reverse=True), REMATS):
             try:
                 found = plan(with_setting(config, batch_size, mesh, preset, remat))
             except ConfigError as error:

@@ -2,7 +2,7 @@
 
 import datetime
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from vit_jax.run.job_folder import is_running, read_optional_json
@@ -13,33 +13,33 @@ from vit_jax.storage.private import without_private
 RUNS = "runs"
 
 
-def default_folder(config: str, parent: str = RUNS, command: Sequence[str] | None = None) -> Path:
+def default_folder(config: str) -> Path:
     """Returns the folder of an unfinished run of the same command line, or else a new one.
 
     So the same command continues its run, as with --workdir. `config` is "FILE.py", "FILE.py:ARG",
-    or the config.json of a run folder. Without `command`, it is that of this process.
+    or the config.json of a run folder.
     """
-    command = without_private(list(sys.argv[1:] if command is None else command))
+    command = without_private(sys.argv[1:])
 
     def continues(path: Path) -> bool:
         environment = read_optional_json(path / "env.json") or {}
         same = environment.get("command", [])[1:] == command
         return same and not (path / RESULT).exists() and not is_running(path)
 
-    return _newest_or_new(config, parent, continues)
+    return _newest_or_new(config, continues)
 
 
-def default_sweep_folder(sweep: str, parent: str = RUNS) -> Path:
+def default_sweep_folder(sweep: str) -> Path:
     """Returns the newest folder of a sweep, whose finished jobs do not run again, or a new one."""
 
     def continues(path: Path) -> bool:
         return (read_optional_json(path / "sweep.json") or {}).get("sweep") == sweep
 
-    return _newest_or_new(sweep, parent, continues)
+    return _newest_or_new(sweep, continues)
 
 
-def _newest_or_new(file: str, parent: str, continues: Callable[[Path], bool]) -> Path:
-    name, folder = recipe_name(file), user_path(parent)
+def _newest_or_new(file: str, continues: Callable[[Path], bool]) -> Path:
+    name, folder = recipe_name(file), user_path(RUNS)
     for path in sorted(folder.glob(f"{name}-*"), key=lambda path: path.name, reverse=True):
         if continues(path):
             return path

@@ -123,9 +123,9 @@ TABLE = Path(__file__).with_name("step_table.csv")
 
 
 @functools.cache
-def read_table(path: Path = TABLE) -> tuple[Row, ...]:
+def read_table() -> tuple[Row, ...]:
     """Returns the rows of the table."""
-    with path.open(newline="") as file:
+    with TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     numbers = [f.name for f in dataclasses.fields(Row) if f.type is float]
     return tuple(

@@ -138,8 +138,9 @@ def cubic_matrix(old: int, new: int) -> Float[np.ndarray, "m n"]:
     return matrix
 
 
-def _cubic(distance: float, a: float = -0.75) -> float:
+def _cubic(distance: float) -> float:
     """Returns the weight of a value at this distance. Source: Keys, 1981, equation 4."""
+    a = -0.75  # As in torch.
     if distance <= 1:
         return (a + 2) * distance**3 - (a + 3) * distance**2 + 1
     return a * (distance**3 - 5 * distance**2 + 8 * distance - 4)
