@@ -123,3 +123,10 @@ def _random_position(width: int, height: int, w: int, h: int, rng: np.random.Gen
 def _centred_box(width: int, height: int, w: int, h: int) -> Box:
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
+
+
+def eval_box(size: tuple[int, int], crop: str, fraction: float) -> Box:
+    """Returns the part of an image of (width, height) that evaluation resizes to a square."""
+    if crop == "resize":
+        return (0, 0, *size)
+    return central_part(size, fraction) if crop == "squash_central" else central_box(size, fraction)

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from vit_jax.config.data import AugmentConfig
-from vit_jax.data.crops import Box, central_box, central_part
+from vit_jax.data.crops import Box, eval_box
 from vit_jax.data.decode import EncodedImage, decode, encode_plain
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError, FileError
@@ -87,11 +87,8 @@ class Preprocess:
 
     def _box(self, image: Image.Image) -> Box:
         """Returns the part of an image that is resized. One that is not square is squashed."""
-        if self.crop == "resize" or self.size[0] != self.size[1]:
-            return (0, 0, *image.size)
-        if self.crop == "squash_central":
-            return central_part(image.size, self.central_fraction)
-        return central_box(image.size, self.central_fraction)
+        crop = self.crop if self.size[0] == self.size[1] else "resize"
+        return eval_box(image.size, crop, self.central_fraction)
 
 
 def preprocess_of(model: ImageModel) -> Preprocess:

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vit_jax.config.data import AugmentConfig
-from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, central_part, random_box
+from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, eval_box, random_box
 from vit_jax.data.decode import EncodedImage
 from vit_jax.data.randaugment import randaugment
 from vit_jax.data.randaugment_timm import randaugment_timm
@@ -62,12 +62,7 @@ def make_eval_transform(
     def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
         del rng
         image = EncodedImage(encoded)
-        if crop == "resize":
-            box = (0, 0, *image.size)
-        elif crop == "squash_central":
-            box = central_part(image.size, chosen.central_fraction)
-        else:
-            box = central_box(image.size, chosen.central_fraction)
+        box = eval_box(image.size, crop, chosen.central_fraction)
         return _crop_and_resize(image, box, image_size, chosen)
 
     return transform
