@@ -97,18 +97,6 @@ def test_classes_of_equal_size_differ_by_one_at_most():
         assert taken.max() - taken.min() <= 1
 
 
-def test_per_class_takes_equally_many_of_each_class():
-    sizes = [30, 20, 25]
-    source = Labelled(np.random.default_rng(1).permutation(np.repeat(range(3), sizes)), 3)
-    assert counts(source, per_class=20) == [20, 20, 20]
-    taken = [set(positions(source, per_class=k)) for k in (1, 5, 10, 20)]
-    for smaller, larger in itertools.pairwise(taken):
-        assert smaller < larger
-    with pytest.raises(DataError) as caught:
-        positions(source, per_class=21)
-    assert caught.value.got == "class 'class 1' of labelled has 20 examples"
-
-
 def test_another_seed_takes_other_examples_but_equally_many_of_each_class():
     one, other = (positions(SKEWED, fraction=0.3, seed=s) for s in (0, 1))
     assert counts(SKEWED, fraction=0.3) == counts(SKEWED, fraction=0.3, seed=1)

@@ -110,7 +110,7 @@ def test_examples_in_training_and_evaluation_data_are_counted(train, test, share
 def test_labels_are_read_only_where_that_is_quick(digits_dir, monkeypatch):
     digits = TfdsSource("digits", "train", str(digits_dir))
     assert has_quick_labels(digits)
-    assert has_quick_labels(take_subset(digits, SubsetConfig(per_class=2))[0])
+    assert has_quick_labels(take_subset(digits, SubsetConfig(examples=20))[0])
     monkeypatch.setattr("vit_jax.data.sources.tfds._FEW_EXAMPLES", 1000)
     large = TfdsSource("digits", "train", str(digits_dir))
     assert not has_quick_labels(large)

@@ -33,7 +33,7 @@ SUBSET_PRESETS: dict[str, tuple[str, float]] = {
 class SubsetConfig(Section):
     """A subset of the training split with the same class shares. Larger subsets contain smaller.
 
-    Set at most one of `preset`, `fraction`, `examples` and `per_class`; none: all examples.
+    Set at most one of `preset`, `fraction` and `examples`; none: all examples.
     """
 
     preset: (
@@ -55,15 +55,13 @@ class SubsetConfig(Section):
     """Fraction of the split."""
     examples: int | None = option(None, at_least=1)
     """Number of examples."""
-    per_class: int | None = option(None, at_least=1)
-    """Number of examples of every class."""
     seed: int = option(0, at_least=0, below=2**32)
     """Seed for choosing the examples."""
     hash: str | None = option(None)
     """Hash of the manifest (subset.json in the run folder). Set by the run, not by users."""
 
     def check(self) -> None:
-        keys = ("preset", "fraction", "examples", "per_class")
+        keys = ("preset", "fraction", "examples")
         given = [key for key in keys if getattr(self, key) is not None]
         if len(given) > 1:
             also = " and ".join(map(repr, given[1:]))
@@ -76,10 +74,10 @@ class SubsetConfig(Section):
 
     @property
     def rule(self) -> tuple[str, float] | None:
-        """("fraction", "examples" or "per_class", amount); None: all examples."""
+        """("fraction" or "examples", amount); None: all examples."""
         if self.preset is not None:
             return SUBSET_PRESETS[self.preset]
-        given = [(key, getattr(self, key)) for key in ("fraction", "examples", "per_class")]
+        given = [(key, getattr(self, key)) for key in ("fraction", "examples")]
         return next(((key, value) for key, value in given if value is not None), None)
 
 

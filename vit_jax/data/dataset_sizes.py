@@ -48,7 +48,7 @@ def known_size(data: DataConfig) -> tuple[int | None, int | None]:
     rule = data.subset.rule
     if rule is not None:
         kind, value = rule
-        part = {"fraction": value * count, "per_class": value * classes, "examples": value}[kind]
+        part = value * count if kind == "fraction" else value
         if part > count:
             raise DataError(
                 f"a subset of {part:,.0f} examples of {data.name}",

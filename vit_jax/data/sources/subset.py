@@ -5,8 +5,7 @@ one example of each class. The others follow by (rank + 1/2) / n, where n is the
 and rank is the example's index in its class when sorted by a hash of (seed, position in the split).
 This is Sainte-Lague apportionment with one guaranteed seat for each class. Class proportions are
 exact to within one example, every class is included, and there are exactly E examples. Because
-there is only one order, the 30 % subset contains the 10 % subset. `per_class` takes the first K
-examples of every class instead.
+there is only one order, the 30 % subset contains the 10 % subset.
 
 Source of the data-size study: arXiv:2010.11929, section 4.3. The order is ours.
 """
@@ -119,16 +118,6 @@ def _count_classes(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
 def _examples_per_class(source: Source, counts: np.ndarray, kind: str, amount: float) -> np.ndarray:
     """Returns how many examples of each class the subset takes."""
     total, present = int(counts.sum()), int((counts > 0).sum())
-    if kind == "per_class":
-        short = int(np.argmin(np.where(counts > 0, counts, total + 1)))
-        if counts[short] < amount:
-            named = source.class_names[short]
-            raise DataError(
-                f"class {named!r} of {source.name} has {counts[short]} examples",
-                f"at least data.subset.per_class = {amount:.0f}",
-                "lower it",
-            )
-        return np.where(counts > 0, int(amount), 0)
     examples = round(amount * total) if kind == "fraction" else int(amount)
     if not present <= examples <= total:
         raise DataError(
