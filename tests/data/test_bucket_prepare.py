@@ -2,12 +2,10 @@
 
 import json
 import signal
-import struct
 from pathlib import Path
 
-import google_crc32c
 import pytest
-from array_record.python.array_record_module import ArrayRecordReader
+from data.files import upload, write_tfrecords
 from image_files import write_folder
 from processes import run_command
 
@@ -17,7 +15,6 @@ from vit_jax.data.prepare.shards import JOURNAL
 from vit_jax.data.sources import TfdsSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.errors import DataError
-from vit_jax.storage.files import copy_file
 from vit_jax.storage.paths import user_path
 
 # About two images of write_folder.
@@ -33,13 +30,6 @@ def photos(tmp_path):
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def upload(folder, url):
-    for path in folder.rglob("*"):
-        if path.is_file():
-            copy_file(path, user_path(url) / path.relative_to(folder))
-    return url
 
 
 def prepare(photos, data_dir, shard_mb=TINY_SHARDS, **options):
@@ -141,37 +131,11 @@ def test_check_finds_a_changed_shard(gcs, photos, capsys):
     assert list(json.loads(said)["damaged_files"]) == [shard.name]
 
 
-def masked(data):
-    value = google_crc32c.value(data)
-    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def tfrecord(records):
-    parts = []
-    for record in records:
-        length = struct.pack("<Q", len(record))
-        parts += [length, struct.pack("<I", masked(length)), record]
-        parts.append(struct.pack("<I", masked(record)))
-    return b"".join(parts)
-
-
 @pytest.mark.parametrize("to", [None, "copy"])
 def test_tfrecords_are_converted_beside_the_old_files_or_into_a_copy(
     to, bucket, digits_dir, capsys
 ):
-    old = digits_dir / "digits" / "1.0.0"
-    new = user_path(bucket.url) / "data" / "pixels" / "1.0.0"
-    reader = ArrayRecordReader(str(old / "digits-test.array_record-00000-of-00001"))
-    records = reader.read(list(range(110)))
-    for number, part in enumerate([records[:100], records[100:101], records[101:]]):
-        (new / f"pixels-test.tfrecord-{number:05d}-of-00003").write_bytes(tfrecord(part))
-    info = json.loads((old / "dataset_info.json").read_text())
-    (split,) = (s for s in info["splits"] if s["name"] == "test")
-    split |= {"shardLengths": ["100", "1", "9"], "numBytes": "0"}
-    info |= {"name": "pixels", "moduleName": "gone", "fileFormat": "tfrecord", "splits": [split]}
-    (new / "features.json").write_bytes((old / "features.json").read_bytes())
-    (new / "label.labels.txt").write_text("\n".join("0123456789"))
-    (new / "dataset_info.json").write_text(json.dumps(info))
+    write_tfrecords(user_path(bucket.url) / "data" / "pixels" / "1.0.0", digits_dir)
     data, copy = f"{bucket.url}/data", f"{bucket.url}/{to or 'data'}"
     code, said = run(
         capsys, "convert", "pixels", f"--data_dir={data}", *([f"--to={copy}"] if to else [])

@@ -1,13 +1,12 @@
 """Datasets in buckets give the same batches as the same files on a disk."""
 
-import io
 import json
 import shutil
-import tarfile
 
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from data.files import upload, write_tar
 from image_files import encoded, write_folder, write_tars
 from processes import run_command
 
@@ -24,14 +23,6 @@ from vit_jax.storage.files import copy_file
 from vit_jax.storage.paths import user_path
 
 SIZE = 8
-
-
-def upload(folder, url):
-    """Copies a local folder to an address."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            copy_file(path, user_path(url) / path.relative_to(folder))
-    return url
 
 
 def config(data_dir, tmp_path, **options):
@@ -238,8 +229,7 @@ def test_an_object_that_no_path_can_name_is_left_out_with_a_warning(bucket, phot
 
 
 def test_a_damaged_tar_file_is_named(gcs, photos, tmp_path):
-    with tarfile.open(photos / "train" / "bee.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("1.png"), io.BytesIO())
+    write_tar(photos / "train" / "bee.tar", {"1.png": b""})
     for name in ("ant", "bee", "cat"):
         shutil.rmtree(photos / "train" / name)
     (photos / "train" / "cat.tar").write_bytes(b"not a tar file, but long enough" * 40)
@@ -368,12 +358,8 @@ def test_images_with_captions_are_those_of_the_disk(layout, bucket, tmp_path):
         lines = [json.dumps({"file_name": n, "caption": [f"cat {n}", "dog"]}) for n in pixels]
         (folder / "metadata.jsonl").write_text("\n".join(lines))
     else:
-        with tarfile.open(folder / "0.tar", "w") as archive:
-            for name, content in pixels.items():
-                for member, held in ((name, content), (name[:-3] + "txt", b"cat " + name.encode())):
-                    info = tarfile.TarInfo(member)
-                    info.size = len(held)
-                    archive.addfile(info, io.BytesIO(held))
+        texts = {name[:-3] + "txt": b"cat " + name.encode() for name in pixels}
+        write_tar(folder / "0.tar", pixels | texts)
     url = upload(folder, f"{bucket.url}/captioned")
     options = {"source": "captioned", "captions": {"tokenizer": "not read"}}
     on_disk, remote = (

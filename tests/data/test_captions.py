@@ -3,10 +3,10 @@
 import csv
 import io
 import json
-import tarfile
 
 import numpy as np
 import pytest
+from data.files import write_tar
 from images import encode, noise
 from vocabularies import WORDS, write_word_level
 
@@ -18,7 +18,7 @@ from vit_jax.data.loader import BatchSpec, eval_batches, train_batches
 from vit_jax.data.sources import open_source, open_training_data
 from vit_jax.data.sources.base import Example
 from vit_jax.data.transforms import make_eval_transform
-from vit_jax.errors import ConfigError, DataError, ModelError
+from vit_jax.errors import DataError, ModelError
 from vit_jax.models.text import TextConfig
 
 COLOURS = ("red", "green", "blue")
@@ -58,14 +58,6 @@ def write_csv(folder, rows, name="captions.csv", columns=("path", "caption")):
     with (folder / name).open("w", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
     return folder / name
-
-
-def write_tar(path, members):
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
 
 
 def texts_of(source, feature="caption"):
@@ -242,85 +234,10 @@ def test_captions_are_checked_before_the_first_step(tmp_path, vocabulary, caplog
         build_captions(config.captions, TextConfig(vocabulary_size=99))
 
 
-@pytest.mark.parametrize(
-    ("value", "match"),
-    [
-        ("", "an empty caption"),
-        (["a cat", " "], "an empty caption"),
-        ([], "no caption; expected one or more"),
-        (b"\xff", "expected a text in UTF-8"),
-        (3.5, "a caption of type float"),
-    ],
-)
-def test_captions_that_are_wrong(vocabulary, value, match):
-    captions = build_captions(CaptionsConfig(tokenizer=vocabulary), tower())
-    with pytest.raises(DataError, match=match):
-        captions.texts(example(caption=value))
-
-
-@pytest.mark.parametrize(
-    ("content", "name", "match"),
-    [
-        ("path,caption\n1.png,\n", "c.csv", r"line 2 of .*c.csv: caption is ''"),
-        ("path,text\n1.png,a cat\n", "c.csv", "with the columns path, text"),
-        (
-            "path,caption\n9.png,a cat\n",
-            "c.csv",
-            "1 of 1 files .* such as 9.png",
-        ),
-        ("path,caption\n,a cat\n", "c.csv", "line 2 of .*c.csv has no path"),
-        ("path,caption\n", "c.csv", "lists no image"),
-        (b"path,caption\n1.png,\xff\n", "c.csv", "expected a CSV file in UTF-8"),
-        ('{"path": "1.png", "caption": null}', "c.jsonl", "line 1 of .*: caption is None"),
-        ('{"path": "1.png", "caption": "\\ud800"}', "c.jsonl", "expected UTF-8"),
-        ("[]", "c.jsonl", "line 1 is not a JSON object"),
-        ("{", "c.jsonl", "line 1"),
-        (b'{"path": "\xff"}', "c.jsonl", "c.jsonl: line 1"),
-        ("", "c.parquet", "as images with captions"),
-    ],
-)
-def test_lists_that_are_wrong(tmp_path, vocabulary, content, name, match):
-    (tmp_path / "1.png").write_bytes(PIXELS)
-    content = content if isinstance(content, bytes) else content.encode()
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=match):
-        open_source(data(tmp_path / name, vocabulary), "train")
-
-
-@pytest.mark.parametrize(
-    ("members", "match"),
-    [
-        ({"1.jpg": PIXELS}, r"1 has an image and no caption"),
-        ({"1.txt": b"a cat"}, "hold no image"),
-        ({"1.jpg": PIXELS, "1.json": b"{}"}, "expected the key 'caption'"),
-        ({"1.jpg": PIXELS, "1.json": b"{"}, "1.json: .*; expected JSON"),
-    ],
-)
-def test_tar_files_that_are_wrong(tmp_path, vocabulary, members, match):
-    write_tar(tmp_path / "0.tar", members)
-    with pytest.raises(DataError, match=match):
-        texts_of(open_source(data(tmp_path, vocabulary), "train"))
-
-
-def test_places_that_are_wrong(tmp_path, vocabulary):
-    (tmp_path / "empty").mkdir()
-    for path, match in (("gone", "no file or folder"), ("empty", "no tar files in")):
-        with pytest.raises(DataError, match=match):
-            open_source(data(tmp_path / path, vocabulary), "train")
+def test_images_with_captions_without_the_captions_section(tmp_path):
     config = data(write_csv(tmp_path, [("1.png", "a cat")]), None)
     with pytest.raises(DataError, match="has captions, no labels"):
         open_source(config, "train")
-
-
-def test_sections_that_are_wrong():
-    for section, match in (
-        ({"feature": "text"}, "'tokenizer' is not set"),
-        ({"templates": ("a {}",)}, "'tokenizer' is not set"),
-        ({"tokenizer": "t", "feature": "a", "templates": ("a {}",)}, "'feature' is given and so"),
-        ({"tokenizer": "t", "templates": ("a photo",)}, "'templates' has the template 'a photo'"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            CaptionsConfig(**section)
 
 
 def test_the_data_command_checks_captions(tmp_path, capsys):

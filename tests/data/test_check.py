@@ -122,18 +122,6 @@ def test_an_image_in_two_classes_is_told(tmp_path):
     assert warning in (told.format(0), told.format(1))
 
 
-def test_a_single_class_and_a_single_image_are_told(tmp_path):
-    for number in range(3):
-        noise(tmp_path / "train" / "ant" / f"{number}.png", number)
-    noise(tmp_path / "val" / "bee" / "7.png", 7)
-    assert warnings_of(tmp_path) == [
-        "split 'val' has 1 example",
-        "all 3 examples of split 'train' have class 'ant': there is nothing to learn, and any"
-        " model is right",
-        "1 of 2 classes have no example in split 'train': bee (1 evaluated)",
-    ]
-
-
 def test_a_prepared_dataset_is_checked_against_its_checksums(tmp_path):
     photos = write_folder(tmp_path / "p")
     options = PackOptions(name="photos", shard_mb=0.0005)
@@ -148,10 +136,6 @@ def test_a_prepared_dataset_is_checked_against_its_checksums(tmp_path):
         (shards[0].name, "wrong checksum: changed or damaged"),
         (shards[1].name, "missing"),
     ]
-
-
-def test_without_checksums_no_file_counts_as_damaged(digits_dir):
-    assert wrong_checksums(digits_dir / "digits" / "1.0.0") == []
 
 
 def test_datasets_in_a_folder_are_listed_from_their_metadata(digits_dir, tmp_path):

@@ -1,42 +1,16 @@
-import json
 import os
-import struct
 import sys
 import types
 
 import pytest
 import tensorflow_datasets as tfds
-from array_record.python.array_record_module import ArrayRecordReader
+from data.files import records_of, slow_crc32c, tfrecord, write_tfrecords
 
 from vit_jax.data.prepare.shards import ShardFolder
 from vit_jax.data.prepare.tfrecord import convert, crc32c, read_tfrecords
 from vit_jax.data.sources import TfdsSource
 from vit_jax.data.sources.tfds import open_builder
 from vit_jax.errors import DataError
-
-
-def slow_crc32c(data: bytes) -> int:
-    """Bit by bit, from the definition (RFC 3720, reflected polynomial 0x82F63B78)."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    return value ^ 0xFFFFFFFF
-
-
-def masked(data: bytes) -> int:
-    value = slow_crc32c(data)
-    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def tfrecord(records) -> bytes:
-    parts = []
-    for record in records:
-        length = struct.pack("<Q", len(record))
-        parts += [length, struct.pack("<I", masked(length))]
-        parts += [record, struct.pack("<I", masked(record))]
-    return b"".join(parts)
 
 
 @pytest.fixture(autouse=True)
@@ -47,29 +21,12 @@ def _checksum_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", package)
 
 
-def records_of(path) -> list[bytes]:
-    reader = ArrayRecordReader(str(path))
-    return reader.read(list(range(reader.num_records())))
-
-
 @pytest.fixture
 def old_format(digits_dir, tmp_path):
     """The test split of the digits as TFDS writes TFRecord, in three shards."""
     here = tmp_path / "data" / "pixels" / "1.0.0"
     here.mkdir(parents=True)
-    there = digits_dir / "digits" / "1.0.0"
-    records = records_of(there / "digits-test.array_record-00000-of-00001")
-    parts = [records[:100], records[100:101], records[101:110]]
-    for number, part in enumerate(parts):
-        name = f"pixels-test.tfrecord-{number:05d}-of-00003"
-        (here / name).write_bytes(tfrecord(part))
-    info = json.loads((there / "dataset_info.json").read_text())
-    (split,) = (s for s in info["splits"] if s["name"] == "test")
-    split |= {"shardLengths": ["100", "1", "9"], "numBytes": "0"}
-    info |= {"name": "pixels", "moduleName": "gone", "fileFormat": "tfrecord", "splits": [split]}
-    (here / "dataset_info.json").write_text(json.dumps(info))
-    (here / "features.json").write_bytes((there / "features.json").read_bytes())
-    (here / "label.labels.txt").write_text("\n".join("abcdefghij"))
+    write_tfrecords(here, digits_dir)
     return here
 
 

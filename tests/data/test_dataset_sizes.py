@@ -4,7 +4,6 @@ import pytest
 
 from vit_jax.config.data import DataConfig
 from vit_jax.data.dataset_sizes import known_size
-from vit_jax.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -23,25 +22,3 @@ from vit_jax.errors import DataError
 )
 def test_sizes_of_known_datasets(data, size):
     assert known_size(DataConfig.from_mapping({"global_batch_size": 1, **data})) == size
-
-
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        ({"name": "cifar10", "subset": {"examples": 60_000}}, "60,000 examples of cifar10"),
-        ({"name": "cifar10", "train_split": "training"}, "split 'training' of cifar10"),
-    ],
-)
-def test_a_missing_split_or_a_too_large_subset_is_an_error(data, line):
-    with pytest.raises(DataError, match=line):
-        known_size(DataConfig.from_mapping({"global_batch_size": 1, **data}))
-
-
-def test_the_published_sizes_are_those_that_the_recipes_are_tested_with():
-    from vit_jax.data.dataset_sizes import DATASET_SIZES
-
-    assert DATASET_SIZES["imagenet21k"].splits["train"] == 14_197_122
-    assert (DATASET_SIZES["digits"].num_classes, DATASET_SIZES["digits"].splits["train"]) == (
-        10,
-        1437,
-    )

@@ -1,12 +1,11 @@
 """Layouts of folders and shards that people have, beyond one folder for each class."""
 
-import io
 import logging
-import tarfile
 import unicodedata
 
 import numpy as np
 import pytest
+from data.files import write_tar
 from images import encode
 
 from vit_jax.data.sources.captioned import list_captioned
@@ -22,16 +21,6 @@ def tree(root, *places):
             (root / place).mkdir(parents=True, exist_ok=True)
             (root / place / f"{i}.png").write_bytes(IMAGE)
     return root
-
-
-def shard(path, **members):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path.parent
 
 
 def sizes(listing):
@@ -87,7 +76,7 @@ def test_two_folders_of_one_split_are_an_error(tmp_path):
 
 def classes_of(folder, **shards):
     for name, members in shards.items():
-        shard(folder / f"{name}.tar", **members)
+        write_tar(folder / f"{name}.tar", members)
     listing = list_images(folder)
     return listing.class_names, len(listing.names), listing.num_skipped
 
@@ -150,10 +139,10 @@ def test_an_image_without_the_label_that_others_have_is_an_error(tmp_path, one, 
 def test_keys_with_dots_have_captions(tmp_path):
     names = ("a", "img_22.05", "x.v2")
     members = {f"{k}{s}": c for k in names for s, c in ((".png", IMAGE), (".txt", b"a cat"))}
-    listing = list_captioned(shard(tmp_path / "0.tar", **members), ("caption",)).images
+    listing = list_captioned(write_tar(tmp_path / "0.tar", members), ("caption",)).images
     assert sorted(listing.names) == [f"0.tar/{k}.png" for k in names]
     members |= {"a.mask.png": IMAGE}
-    folder = shard(tmp_path / "masks" / "0.tar", **members)
+    folder = write_tar(tmp_path / "masks" / "0.tar", members)
     assert list_captioned(folder, ("caption",)).images.num_skipped == 1
 
 

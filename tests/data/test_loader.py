@@ -228,10 +228,6 @@ def test_batches_are_the_same_from_any_start(source, batches, start, threads):
     assert_equal(train(source, spec(8, threads=threads), start=start), batches[start:])
 
 
-def test_the_feed_ends_after_the_last_step(source):
-    assert train(source, spec(8), start=10) == []
-
-
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_rows_of_several_hosts_form_the_global_batch(source, batches, hosts):
     size = 8 // hosts

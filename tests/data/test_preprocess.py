@@ -11,7 +11,7 @@ from weight_files import random_loaded
 import vit_jax
 from vit_jax.data.decode import encode_plain
 from vit_jax.data.preprocess import Preprocess, preprocess_of
-from vit_jax.errors import DataError, WeightsError
+from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
 from vit_jax.models.family import EvalView
@@ -132,27 +132,6 @@ def test_a_written_processor_resizes_and_crops_as_before(crop, tmp_path):
 def test_preprocessing_that_is_not_supported_is_refused(format, name, changes, words, tmp_path):
     with pytest.raises(WeightsError, match=words):
         _save_with(tmp_path / "model", format, name, **changes)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([], "0 images"),
-        (np.zeros((4, 4), np.uint8), r"an array uint8\[4, 4\] as an image; expected a PIL image"),
-        (np.zeros((4, 4, 3)), r"an array float64\[4, 4, 3\]"),
-        (3, "int as an image"),
-        ("there/is/no.png", "no.png"),
-    ],
-)
-def test_what_is_not_an_image_is_one_line(given, words):
-    with pytest.raises(DataError, match=words):
-        Preprocess((8, 8))(given)
-
-
-def test_a_file_that_is_not_an_image_is_named(tmp_path):
-    (tmp_path / "text.png").write_bytes(b"hello")
-    with pytest.raises(DataError, match=r"text\.png: "):
-        Preprocess((8, 8))(tmp_path / "text.png")
 
 
 def test_bicubic_squash_central_takes_the_middle_of_both_sides():

@@ -3,7 +3,6 @@ import pytest
 import tensorflow_datasets as tfds
 
 from vit_jax.data.sources.splits import Span, expand_presets, read_split
-from vit_jax.errors import DataError
 
 SHARDS = {"train": [60, 40], "test": [7]}
 
@@ -32,27 +31,8 @@ def test_percentages_are_rounded_as_tfds_rounds_them(digits_dir):
         assert span.stop - span.start == builder.info.splits[split].num_examples
 
 
-@pytest.mark.parametrize(
-    ("split", "reason"),
-    [("val", "Unknown split 'val'"), ("train[", "Error parsing"), ("train[:101]", "Requested")],
-)
-def test_the_error_for_a_bad_split_names_the_available_splits(split, reason):
-    with pytest.raises(DataError) as caught:
-        read_split(split, SHARDS, "photos")
-    assert caught.value.got.startswith(f"split {split!r} of photos: {reason}")
-    assert caught.value.expected == "one of train, test, or a part such as train[:90%]"
-
-
-def test_an_empty_split_is_refused_unless_another_part_has_examples():
-    with pytest.raises(DataError, match=r"split 'train\[:0\]' of photos is empty"):
-        read_split("train[:0]", SHARDS, "photos")
+def test_a_part_may_be_empty_if_another_has_examples():
     assert len(read_split("train[:0]+test", SHARDS, "photos")) == 2
-
-
-@pytest.mark.parametrize("split", ["train[90%:10%]", "train[:50%]+train[5:4]"])
-def test_a_part_that_ends_before_it_starts_is_refused(split):
-    with pytest.raises(DataError, match="expected parts whose end is after their start"):
-        read_split(split, SHARDS, "photos")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +89,3 @@ def test_minitrain_and_minival_are_the_parts_of_train(size, percent):
 
 def test_a_split_of_the_dataset_takes_precedence_over_a_preset():
     assert expand_presets("val200", {"train": 5000, "val200": 200}, "x") == "val200"
-
-
-def test_other_split_strings_are_unchanged():
-    assert expand_presets("train[:5%]+nothing", {"train": 1}, "x") == "train[:5%]+nothing"

@@ -40,11 +40,6 @@ def test_classes_and_sizes_are_told(train, test, told):
     assert split_warnings(split("photos", train), [split("test", test)], NAMES) == told
 
 
-def test_one_class_is_told_even_if_no_other_is_known():
-    (told,) = split_warnings(split("photos", [20]), [], ["ant"])
-    assert told.startswith("all 20 examples of photos have class 'ant'")
-
-
 def test_without_labels_only_sizes_are_told():
     assert split_warnings(Split("photos", 1, None), [Split("test", 2, None)], NAMES) == [
         "photos has 1 example"

@@ -11,8 +11,7 @@ import pytest
 from vocabularies import WORDS, write_bert, write_clip, write_sentencepiece, write_word_level
 
 from vit_jax.data.tokenizers import canonical, cleaned, load_tokenizer, published_conventions
-from vit_jax.errors import DataError, FileError, ModelError
-from vit_jax.models.text import TextConfig, check_vocabulary
+from vit_jax.errors import DataError, FileError
 
 
 @pytest.fixture(scope="module")
@@ -155,38 +154,6 @@ def test_texts_that_are_too_long_or_not_utf8(tmp_path):
         tokenizer.encode(["a big cat"])
     with pytest.raises(DataError, match="expected a text in UTF-8"):
         tokenizer.encode(["a \ud800 cat"])
-
-
-def test_a_vocabulary_of_another_size_is_refused(tmp_path):
-    tokenizer = load_tokenizer(write_word_level(tmp_path), context_length=4)
-    with pytest.raises(ModelError, match=r"15 tokens for a text tower with 32,000 embeddings"):
-        check_vocabulary(TextConfig(), tokenizer.vocabulary_size, "tokenizer.json")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "match"),
-    [
-        ("words.model", b"not a model", "is damaged"),
-        ("tokenizer.json", b"{}", "is damaged"),
-        ("tokenizer.json", b"\xff", "is damaged"),
-        ("vocab.txt", b"cat\ndog\n", r"no \[CLS\]"),
-        ("vocab.json", b"{}", "cannot read .*merges.txt"),
-        ("words.bin", b"", "words.bin as a tokenizer"),
-    ],
-)
-def test_files_that_are_wrong(tmp_path, name, content, match):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(FileError, match=match):
-        load_tokenizer(tmp_path / name, context_length=4)
-
-
-def test_places_without_a_vocabulary(tmp_path):
-    with pytest.raises(FileError, match="no vocabulary in"):
-        load_tokenizer(tmp_path, context_length=4)
-    with pytest.raises(FileError, match=r"no file .*gone.model"):
-        load_tokenizer(tmp_path / "gone.model", context_length=4)
-    with pytest.raises(FileError, match="pad token 15"):
-        load_tokenizer(write_word_level(tmp_path), context_length=4, pad_token=15)
 
 
 @pytest.mark.parametrize("package", ["sentencepiece", "tokenizers", "ftfy"])
