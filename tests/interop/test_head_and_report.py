@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from interop.files import (
     CLASSES,
-    DEPTH,
     IMAGE_SIZE,
     WIDTH,
     intermediates,
@@ -71,12 +70,6 @@ def test_without_classes_the_head_is_dropped(tiny_path, tiny_loaded):
     np.testing.assert_allclose(logits(loaded.model, images), want, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_classes", [0, 7])
-def test_a_head_that_cannot_be_kept_is_an_error(tiny_path, num_classes):
-    with pytest.raises(WeightsError, match=f"keep_head with num_classes {num_classes} and a head"):
-        load(tiny_path, num_classes=num_classes, keep_head=True)
-
-
 def test_keep_head_without_num_classes_keeps_the_head(tiny_path):
     assert load(tiny_path, keep_head=True).num_classes == CLASSES
 
@@ -87,8 +80,6 @@ def test_a_file_without_a_head(tmp_path):
     assert load(path).num_classes == 0
     loaded = load(path, num_classes=5)
     assert counts(loaded.report) == {Status.TAKEN: NAMES - 2, Status.REINITIALISED: 2}
-    with pytest.raises(WeightsError, match="keep_head"):
-        load(path, num_classes=5, keep_head=True)
 
 
 def without(name):
@@ -97,13 +88,6 @@ def without(name):
 
 def test_a_pattern_that_matches_the_whole_name_allows_a_missing_parameter(tmp_path):
     path = write_npz(tmp_path / "no_norm.npz", without("Transformer/encoder_norm/scale"))
-    with pytest.raises(
-        WeightsError,
-        match=r"lacks .*/encoder_norm/scale \(norm/scale here\); .*allow_missing=",
-    ):
-        load(path)
-    with pytest.raises(WeightsError, match="lacks Transformer/encoder_norm/scale"):
-        load(path, allow_missing=["norm", "scale", "xnorm/.*"])
     loaded = load(path, allow_missing=["nothing", "norm/.*"])
     assert counts(loaded.report) == {Status.TAKEN: NAMES - 1, Status.REINITIALISED: 1}
     np.testing.assert_array_equal(params(loaded.model)["norm/scale"], np.ones(WIDTH))
@@ -122,39 +106,9 @@ def test_missing_parameters_are_initialised_from_the_seed(tiny_path):
 def test_a_pattern_that_matches_the_whole_name_allows_an_unused_tensor(tmp_path, tiny_loaded):
     more = {"extra/kernel": np.zeros((2, 2), np.float32), "step": np.zeros((), np.float32)}
     path = write_npz(tmp_path / "more.npz", tiny() | more)
-    with pytest.raises(WeightsError, match="does not use: extra/kernel, step; "):
-        load(path)
-    with pytest.raises(WeightsError, match="does not use: step; "):
-        load(path, allow_unexpected=["extra/.*", "ste"])
     loaded = load(path, allow_unexpected=["extra/.*|step"])
     assert counts(loaded.report) == {Status.TAKEN: NAMES, Status.UNEXPECTED: 2}
     assert params(loaded.model).keys() == params(tiny_loaded.model).keys()
-
-
-def test_an_error_names_three_and_counts_the_rest(tmp_path):
-    tensors = {n: a for n, a in tiny().items() if "MlpBlock" not in n or "Dense_1" not in n}
-    path = write_npz(tmp_path / "few.npz", tensors)
-    with pytest.raises(WeightsError) as caught:
-        load(path, allow_unexpected=[".*"])
-    assert (
-        "lacks Transformer/encoderblock_*/MlpBlock_3/Dense_1/bias"
-        " (encoder/blocks/mlp/contract/bias here), "
-        "Transformer/encoderblock_*/MlpBlock_3/Dense_1/kernel"
-        " (encoder/blocks/mlp/contract/kernel here); "
-    ) in str(caught.value)
-    path = write_npz(tmp_path / "more.npz", tiny() | {f"x{i}": np.zeros(1) for i in range(5)})
-    with pytest.raises(WeightsError, match="does not use: x0, x1, x2 and 2 more;"):
-        load(path)
-
-
-def test_one_missing_layer_makes_the_whole_stack_missing(tmp_path):
-    name = "Transformer/encoderblock_1/MlpBlock_3/Dense_1/bias"
-    path = write_npz(tmp_path / "hole.npz", without(name))
-    with pytest.raises(
-        WeightsError, match=rf"lacks {name} \(encoder/blocks/mlp/contract/bias here\)"
-    ):
-        load(path)
-    assert DEPTH == 2
 
 
 def test_a_resampled_table_is_counted_with_both_shapes(tiny_path):
@@ -195,12 +149,6 @@ def test_brackets_in_a_path_are_printed_unchanged(capsys):
     assert "npz, 12.3 MB, loaded in 0.0 s" in err
 
 
-@pytest.mark.parametrize("argument", ["allow_missing", "allow_unexpected"])
-def test_a_pattern_that_is_not_a_regular_expression_is_an_error(ours_path, argument):
-    with pytest.raises(WeightsError, match=r"pattern '\*' .* a regular expression"):
-        load(ours_path, **{argument: "*"})
-
-
 def test_one_pattern_needs_no_list_and_the_table_is_logged_before_the_error(ours_path, caplog):
     with (
         caplog.at_level(logging.INFO, "vit_jax"),
@@ -209,9 +157,3 @@ def test_one_pattern_needs_no_list_and_the_table_is_logged_before_the_error(ours
         load(ours_path, num_registers=2)
     assert "missing" in caplog.text
     assert load(ours_path, num_registers=2, allow_missing="registers").model is not None
-
-
-@pytest.mark.parametrize("size", [0, -8, (64, 0)])
-def test_an_image_size_that_is_not_positive_is_an_error(ours_path, size):
-    with pytest.raises(ValueError, match="image_size"):
-        load(ours_path, image_size=size)
