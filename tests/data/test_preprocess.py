@@ -126,7 +126,9 @@ def test_a_written_processor_resizes_and_crops_as_before(crop, tmp_path):
         ("transformers", "preprocessor_config.json", {"do_resize": False}, "do_resize False"),
         ("transformers", "preprocessor_config.json", {"do_rescale": False}, "do_rescale False"),
         ("transformers", "preprocessor_config.json", {"rescale_factor": 1}, "rescale_factor 1;"),
+        ("transformers", "preprocessor_config.json", {"resample": 1}, "resample 1;"),
         ("timm", "config.json", {"crop_mode": "border"}, "crop_mode 'border'"),
+        ("timm", "config.json", {"interpolation": "lanczos"}, "interpolation 'lanczos'"),
     ],
 )
 def test_preprocessing_that_is_not_supported_is_refused(format, name, changes, words, tmp_path):

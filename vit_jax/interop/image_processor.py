@@ -42,6 +42,12 @@ def read_processor(
             "1/255",
             "change image_mean and image_std instead",
         )
+    if processor.get("resample", _BILINEAR) not in (_BILINEAR, _BICUBIC, None):
+        raise WeightsError(
+            f"{_FILE} of {file.path.parent} with resample {processor['resample']!r}",
+            f"{_BILINEAR} (bilinear) or {_BICUBIC} (bicubic)",
+            "change it there; `predict` will resize so",
+        )
     return _read_view(processor, default), _read_normalization(processor)
 
 
@@ -53,7 +59,7 @@ def _read_view(processor: Mapping[str, Any], default: EvalView) -> EvalView:
     if not processor:
         return default
     filters = {_BILINEAR: "bilinear", _BICUBIC: "bicubic", None: default.interpolation}
-    filter = filters.get(processor.get("resample"), "bilinear")
+    filter = filters[processor.get("resample")]
     short, cropped = (processor.get(key) for key in ("size", "crop_size"))
     side = cropped or short or {}
     side = side.get("height") if isinstance(side, Mapping) else side

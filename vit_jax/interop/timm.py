@@ -174,19 +174,23 @@ def _assumed(options: Mapping[str, Any], num_heads: int) -> dict[str, str]:
 
 
 def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
-    """Returns the crop and filter of timm's evaluation. Filters other than bicubic are bilinear."""
+    """Returns the crop and filter of timm's evaluation, bicubic if a config names no filter."""
     view = EvalView(
         central_fraction=float(pretrained.get("crop_pct") or 0.875),
         antialias=bool(pretrained.get(_ANTIALIAS, True)),
-        interpolation="bicubic" if pretrained.get("interpolation") == "bicubic" else "bilinear",
+        interpolation=pretrained.get("interpolation") or ("bicubic" if pretrained else "bilinear"),
     )
     mode = pretrained.get("crop_mode") or "center"
-    if mode not in ("center", "squash"):
-        raise WeightsError(
-            f"config.json of a model with crop_mode {mode!r}",
-            "'center' or 'squash'",
-            "change it there; `predict` will crop so",
-        )
+    for key, known in (
+        ("crop_mode", ("center", "squash", None)),
+        ("interpolation", ("bilinear", "bicubic", None)),
+    ):
+        if pretrained.get(key) not in known:
+            raise WeightsError(
+                f"config.json of a model with {key} {pretrained[key]!r}",
+                f"{known[0]!r} or {known[1]!r}",
+                "change it there; `predict` will follow it",
+            )
     if mode == "center":
         return view
     if pretrained.get("crop_pct") in (None, 1.0):
