@@ -7,7 +7,7 @@ import pytest
 from data.files import Labelled
 
 from vit_jax.data.benchmarks import imagenet_classes
-from vit_jax.data.class_names import head_columns, match_classes
+from vit_jax.data.class_names import head_columns, match_classes, with_spare_names
 from vit_jax.data.sources.base import is_remote
 from vit_jax.errors import DataError
 
@@ -32,6 +32,16 @@ def test_the_same_set_in_another_order_is_matched():
 
 def test_a_subset_is_matched_only_where_it_may_be():
     np.testing.assert_array_equal(columns(("dog", "owl"), subset=True), [1, 2])
+
+
+def test_spare_classes_of_a_head_need_no_examples():
+    """`data.num_classes` may be larger than the number of names; the names still count."""
+    head = with_spare_names(("dog", "owl"), 4)
+    assert head == ("dog", "owl", "class 2", "class 3")
+    found = head_columns(("owl", "dog"), head, data="photos", model="RUN")
+    np.testing.assert_array_equal(found, [1, 0, 2, 3])
+    with pytest.raises(DataError, match="lacks the class 'dog'"):
+        head_columns(("owl",), head, data="photos", model="RUN")
 
 
 def test_repeated_names_in_the_same_order_need_no_columns():

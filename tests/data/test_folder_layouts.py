@@ -35,6 +35,10 @@ def sizes(listing):
         ("train", "dev", {"train": 6, "dev": 6}),
         ("train", "eval", {"train": 6, "eval": 6}),
         ("seg_train/seg_train", "seg_test/seg_test", {"train": 6, "test": 6}),
+        ("training_set", "test_set", {"train": 6, "test": 6}),
+        ("train2017", "val2017", {"train": 6, "val": 6}),
+        ("01_Train ", "02-validate", {"train": 6, "validation": 6}),
+        ("train_images", "tests", {"train": 6, "test": 6}),
     ],
 )
 def test_usual_names_of_splits(tmp_path, first, second, splits):
@@ -43,6 +47,56 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
     )
     assert listing.class_names == ("a", "b")
     assert sizes(listing) == splits
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("data/train/a", "data/train/b", "data/val/a"),
+        ("part1/a", "part1/b", "part2/a", "part2/b"),
+        ("train.tar", "val.tar"),
+        ("set-train-000.tar", "set-train-001.tar", "set-val-000.tar"),
+    ],
+)
+def test_splits_that_would_become_classes_are_refused(tmp_path, places):
+    for place in places:
+        if place.endswith(".tar"):
+            write_tar(tmp_path / place, {"0.png": IMAGE})
+        else:
+            tree(tmp_path, place)
+    with pytest.raises(DataError, match="which look like splits or hold them"):
+        list_images(tmp_path)
+
+
+def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
+    (tree(tmp_path / "images", "Car", "car", "__MACOSX/car") / "stray.png").write_bytes(IMAGE)
+    listing = list_images(tmp_path / "images")
+    assert (listing.class_names, listing.num_skipped) == (("Car", "car"), 1)
+    for i in range(2):
+        write_tar(tmp_path / "shards" / f"x-{i:05}.tar", {"0.png": IMAGE, "0.txt": b"a cat"})
+    list_images(tmp_path / "shards")
+    for words in ("such as stray.png", "only by capitals", "each tar file is one class"):
+        assert words in caplog.text
+
+
+def test_a_table_may_have_capitals_and_other_names_of_splits(tmp_path):
+    tree(tmp_path, "x")
+    lines = ["Path,Label,Split", "x/0.png,a,Training", "x/1.png,b,validation", "x/2.png,a,test_set"]
+    (tmp_path / "it.csv").write_text("\n".join(lines))
+    assert sizes(list_images(tmp_path / "it.csv")) == {"train": 1, "validation": 1, "test": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["path,label,set", "x/0.png,a,train"], "expected path,label or path,label,split"),
+        (["path,label", "x/0.png,a", "x/0.png,b"], "lists x/0.png as a and as b"),
+    ],
+)
+def test_a_table_that_would_be_misread_is_refused(tmp_path, lines, words):
+    (tree(tmp_path, "x") / "it.csv").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=words):
+        list_images(tmp_path / "it.csv")
 
 
 def test_other_folders_beside_splits_are_left_out_and_said(tmp_path, caplog):

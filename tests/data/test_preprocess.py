@@ -120,6 +120,60 @@ def test_a_written_processor_resizes_and_crops_as_before(crop, tmp_path):
     assert crop == "resize" or found.central_fraction == 0.8
 
 
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+HALF_MEAN, IMAGENET_MEAN = (0.5,) * 3, (0.485, 0.456, 0.406)
+
+
+@pytest.mark.parametrize(
+    ("processor", "view", "mean"),
+    [
+        ({"image_processor_type": "CLIPImageProcessor"}, ("central", 1.0, "bicubic"), OPENAI_MEAN),
+        ({"image_processor_type": "BitImageProcessor", "size": 256},
+         ("central", 0.875, "bicubic"), OPENAI_MEAN),
+        ({"feature_extractor_type": "DeiTFeatureExtractor"},
+         ("squash_central", 0.875, "bicubic"), HALF_MEAN),
+        ({"image_processor_type": "SiglipImageProcessorFast"},
+         ("resize", 0.875, "bicubic"), HALF_MEAN),
+        ({"image_processor_type": "ViTImageProcessor"}, ("resize", 0.875, "bilinear"), HALF_MEAN),
+        ({"image_mean": IMAGENET_MEAN, "resample": None},
+         ("resize", 0.875, "bilinear"), IMAGENET_MEAN),
+        (None, ("resize", 0.875, "bilinear"), HALF_MEAN),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_processor_leaves_out_is_that_of_its_class(processor, view, mean, nested, tmp_path):
+    """The defaults of transformers' classes; newer versions nest them in another file."""
+    folder = tmp_path / "weights"
+    save(random_loaded(), folder, "transformers")
+    (folder / "preprocessor_config.json").unlink()
+    if processor is not None:
+        name = "processor_config.json" if nested else "preprocessor_config.json"
+        content = {"image_processor": processor} if nested else processor
+        (folder / name).write_text(json.dumps(content))
+    found = load(folder)
+    assert (found.view.crop, found.view.central_fraction, found.view.interpolation) == view
+    folded = found.report.normalization or ((0.5,) * 3, (0.5,) * 3)
+    assert folded[0] == pytest.approx(mean)
+    assert ("assumed" in found.report.line()) == (processor is None)
+
+
+def test_what_timm_leaves_out_is_that_of_imagenet(tmp_path):
+    folder = tmp_path / "weights"
+    save(random_loaded(), folder, "timm")
+    config = json.loads((folder / "config.json").read_text())
+    for pretrained, view in (
+        ({"crop_mode": "squash"}, EvalView("squash_central", 0.875, interpolation="bicubic")),
+        ({"crop_pct": 1.0, "crop_mode": "squash"}, EvalView("resize", 1.0, True, "bicubic")),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | {"pretrained_cfg": pretrained}))
+        found = load(folder)
+        assert found.view == view
+        assert found.report.normalization[0] == pytest.approx(IMAGENET_MEAN)
+    del config["pretrained_cfg"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "this is assumed: images in [-1, 1], a central crop" in load(folder).report.line()
+
+
 @pytest.mark.parametrize(
     ("format", "name", "changes", "words"),
     [
@@ -127,6 +181,27 @@ def test_a_written_processor_resizes_and_crops_as_before(crop, tmp_path):
         ("transformers", "preprocessor_config.json", {"do_rescale": False}, "do_rescale False"),
         ("transformers", "preprocessor_config.json", {"rescale_factor": 1}, "rescale_factor 1;"),
         ("transformers", "preprocessor_config.json", {"resample": 1}, "resample 1;"),
+        ("transformers", "preprocessor_config.json", {"do_pad": True}, "do_pad True;"),
+        ("transformers", "preprocessor_config.json", {"size": {"longest_edge": 9}}, "longest_edge"),
+        (
+            "transformers",
+            "preprocessor_config.json",
+            {"do_center_crop": False},
+            "or do_center_crop",
+        ),
+        (
+            "transformers",
+            "preprocessor_config.json",
+            {"do_center_crop": True, "crop_size": 256},
+            "at most the size",
+        ),
+        (
+            "transformers",
+            "preprocessor_config.json",
+            {"image_processor_type": "ConvNextImageProcessor"},
+            "ConvNext",
+        ),
+        ("timm", "config.json", {"crop_pct": 1.1}, "crop_pct 1.1"),
         ("timm", "config.json", {"crop_mode": "border"}, "crop_mode 'border'"),
         ("timm", "config.json", {"interpolation": "lanczos"}, "interpolation 'lanczos'"),
     ],

@@ -293,10 +293,16 @@ def test_the_norm_after_the_mean_is_read(tmp_path):
             n.replace("norm.", "fc_norm.") if n[:5] == "norm." else n: a for n, a in tensors.items()
         }
 
-    found = changed(tmp_path / "it", renamed, global_pool="avg")
+    pooling = {"global_pool": "avg"}
+    found = changed(tmp_path / "it", renamed, **pooling, model_args=pooling)
     assert found.options.norm_after_pooling
     plain = params(random_loaded().model)
     np.testing.assert_array_equal(params(found.model)["norm/scale"], plain["norm/scale"])
+
+
+def test_two_poolings_in_one_config_are_refused(tmp_path):
+    with pytest.raises(WeightsError, match="two values of global_pool"):
+        changed(tmp_path / "it", global_pool="avg", model_args={"global_pool": "token"})
 
 
 def test_the_image_tower_of_clip_is_read(tmp_path):
@@ -362,7 +368,7 @@ def test_no_config_json_is_said(tmp_path):
     (tmp_path / "it" / "config.json").unlink()
     report = load(tmp_path / "it", num_heads=2).report
     assert report.line().endswith(
-        "There is no config.json, so this is assumed: images in [-1, 1], a central crop of 0.875,"
+        "The files do not say it, so this is assumed: images in [-1, 1], a central crop of 0.875,"
         " pooling 'token', the exact GELU"
     )
     plain = ((0.5,) * 3,) * 2

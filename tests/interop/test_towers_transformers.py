@@ -97,10 +97,14 @@ def tensors_of(kind):
     }
 
 
-def write_folder(folder, kind, activation, preprocessor=None, **more):
+# Images in [-1, 1], so that nothing is folded.
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+def write_folder(folder, kind, activation, preprocessor=HALF, **more):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config_of(kind, activation, **more)))
-    if preprocessor:
+    if preprocessor is not None:
         (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     write_safetensors(folder / "model.safetensors", tensors_of(kind))
     return folder

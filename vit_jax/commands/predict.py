@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_model
+from vit_jax.data.class_names import spare_name
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.errors import ConfigError, DataError, NonFiniteError, WeightsError
 from vit_jax.shown_log import without_info_log
@@ -218,7 +219,7 @@ def _class_names(
         return known
     if num_classes == 1000:
         return tuple(_IMAGENET.read_text().splitlines())
-    return tuple(f"class {i}" for i in range(num_classes))
+    return tuple(map(spare_name, range(num_classes)))
 
 
 def _print(found: Iterator[_Found], chosen: str, top: int) -> None:

@@ -13,13 +13,26 @@ from vit_jax.data.sources.base import Example, Source, is_remote, read_ahead
 from vit_jax.errors import DataError, first_few
 
 
+def spare_name(index: int) -> str:
+    """Returns the name of a class of a head for which the dataset has no name."""
+    return f"class {index}"
+
+
+def with_spare_names(names: Sequence[str], num_classes: int) -> tuple[str, ...] | None:
+    """Returns one name for each class of a head; None if there are more names than classes."""
+    if len(names) > num_classes:
+        return None
+    return (*names, *(spare_name(i) for i in range(len(names), num_classes)))
+
+
 def head_columns(
     classes: Sequence[str], head: Sequence[str], *, data: str, model: str, subset: bool = False
 ) -> Int[np.ndarray, " C"] | None:
     """Returns the column of a head for each class of a dataset; None: class k has column k.
 
-    If one side has no names, the order is taken to be the same. With `subset`, the head may have
-    more classes than the dataset. `data` and `model` are names for messages.
+    Spare classes of the head (`with_spare_names`) follow those of the dataset. If one side has no
+    names, the order is taken to be the same. With `subset`, the head may have more classes than the
+    dataset. `data` and `model` are names for messages.
     """
     ours, theirs = (
         [unicodedata.normalize("NFC", str(n)) for n in names] for names in (classes, head)
@@ -35,7 +48,9 @@ def head_columns(
             )
     column, present = {name: k for k, name in enumerate(theirs)}, set(ours)
     unknown = [name for name in ours if name not in column]
-    absent = [name for name in theirs if name not in present]
+    absent = [
+        name for k, name in enumerate(theirs) if name not in present and name != spare_name(k)
+    ]
     if unknown or (absent and not subset):
         raise DataError(
             f"{data} has the class {unknown[0]!r}, which {model} was not trained on"
@@ -44,7 +59,10 @@ def head_columns(
             f"the {len(theirs)} classes {first_few(theirs, 3)}",
             "rename the classes, or train a new head on this dataset",
         )
-    return np.array([column[name] for name in ours])
+    columns = [column[name] for name in ours]
+    if not subset:
+        columns += [k for k, name in enumerate(theirs) if name not in present]  # Spare classes.
+    return np.array(columns)
 
 
 def _both_of_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> bool:

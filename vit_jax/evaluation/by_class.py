@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from vit_jax.data.class_names import with_spare_names
 from vit_jax.storage.files import write_atomically
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class ByClass:
     """
 
     def __init__(self, class_names: Sequence[str], num_classes: int):
-        names = [*class_names, *(f"class {i}" for i in range(len(class_names), num_classes))]
+        names = with_spare_names(class_names, num_classes) or tuple(class_names)
         self.names = [
             f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names)
         ]

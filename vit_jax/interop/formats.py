@@ -38,7 +38,7 @@ class WeightsInfo:
         class_names: None if the file has none.
         view: how images were cropped and resized when the weights were evaluated.
         normalization: None if it is not stored in the file.
-        assumed: what is assumed because the file has no config.json, by the caller's argument that
+        assumed: what is assumed because the files do not say it, by the caller's argument that
             would say it.
         unused: patterns of names of tensors that such files contain but no model needs.
         task_only: patterns of names of parameters that only the training task used, e.g. mask

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from vit_jax.config.task import task_config
+from vit_jax.data.class_names import with_spare_names
 from vit_jax.errors import CheckpointError, WeightsError
 from vit_jax.interop.formats import WeightsInfo
 from vit_jax.interop.name_table import Same, matches, row
@@ -181,15 +182,14 @@ def _describe(about: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> Wei
     own = tuple(about.get("own_parameters", ()))
     shapes = {name: array.shape for name, array in params.items() if not matches(name, own)}
     num_classes, names = count_classes(shapes), about.get("class_names")
-    if names and len(names) != num_classes:
-        names = None  # The dataset has fewer class names than the head has classes.
+    names = with_spare_names(names, num_classes) if names else None
     return WeightsInfo(
         "vit_jax",
         {k: v for k, v in about["model"].items() if v is not None},
         num_classes,
         tuple(about["image_size"]),
         tuple(row(name, name, Same()) for name in params),
-        class_names=tuple(names) if names else None,
+        class_names=names,
         view=EvalView(**about.get("view", {})),
         task_only=own,
     )

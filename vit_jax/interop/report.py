@@ -168,5 +168,5 @@ class LoadReport:
         size = f"{self.size_bytes / 1e6:,.1f} MB"
         assumed = ""
         if self.assumed:
-            assumed = f". There is no config.json, so this is assumed: {', '.join(self.assumed)}"
+            assumed = f". The files do not say it, so this is assumed: {', '.join(self.assumed)}"
         return f"{self.format}, {size}, loaded in {self.seconds:.1f} s{assumed}"

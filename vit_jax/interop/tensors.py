@@ -22,7 +22,7 @@ from vit_jax.storage.files import parse_json, read_json
 # JAX on a CPU uses an array's memory without a copy if its address is a multiple of this.
 _ALIGNMENT = 64
 # JSON files next to safetensors files that describe how to use the weights.
-CONFIG_FILES = ("config.json", "preprocessor_config.json")
+CONFIG_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
 DIGESTS = "vit_jax.digests"
 """Key of the metadata of a safetensors file that this package wrote: name -> digest, as JSON.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vit_jax.data.device import IMAGENET_DEVIATION, IMAGENET_MEAN
 from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import Format, Tensors, WeightsInfo, depth_of
 from vit_jax.interop.name_table import (
@@ -90,7 +91,10 @@ def recognise(file: TensorFile) -> TensorFile | None:
 def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     """Reads the architecture from the shapes, and from timm's config.json if there is one."""
     config, shapes = _read_config(file), file.shapes
-    named, arguments = config.get("architecture", ""), config.get("model_args", {})
+    named, arguments = (
+        config.get("architecture", "").partition(".")[0],
+        config.get("model_args", {}),
+    )
     _check_parts(file, named)
     width, _, patch, _ = shapes["patch_embed.proj.weight"]
     given = _read_sizes(config, patch) | dict(given)
@@ -140,6 +144,13 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
     labels = config.get("label_names", ())
     labels = labels if isinstance(labels, list) else ()
     head, pretrained = shapes.get("head.weight"), config.get("pretrained_cfg", {})
+    normalization, assumed = None, _assumed(options, num_heads)
+    if config:
+        assumed = {key: assumed[key] for key in ("normalization", "crop")}
+    if pretrained:  # timm fills what is missing with ImageNet's values.
+        mean, std = (pretrained.get(key) for key in ("mean", "std"))
+        normalization = normalization_of(mean or IMAGENET_MEAN, std or IMAGENET_DEVIATION)
+        assumed = {}
     return WeightsInfo(
         "timm safetensors",
         options,
@@ -154,10 +165,10 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
                 norm="fc_norm" if "fc_norm.weight" in shapes else "norm",
             )
         ),
-        class_names=tuple(labels) if head and len(labels) == head[0] else None,
+        class_names=tuple(map(str, labels)) if head and len(labels) == head[0] else None,
         view=_eval_view(pretrained),
-        normalization=normalization_of(pretrained.get("mean"), pretrained.get("std")),
-        assumed={} if config else _assumed(options, num_heads),
+        normalization=normalization,
+        assumed=assumed,
         unused=(r"rope\..*", "mask_token"),
     )
 
@@ -176,11 +187,17 @@ def _assumed(options: Mapping[str, Any], num_heads: int) -> dict[str, str]:
 def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
     """Returns the crop and filter of timm's evaluation, bicubic if a config names no filter."""
     view = EvalView(
-        central_fraction=float(pretrained.get("crop_pct") or 0.875),
+        central_fraction=pretrained.get("crop_pct") or 0.875,
         antialias=bool(pretrained.get(_ANTIALIAS, True)),
         interpolation=pretrained.get("interpolation") or ("bicubic" if pretrained else "bilinear"),
     )
-    mode = pretrained.get("crop_mode") or "center"
+    fraction, mode = view.central_fraction, pretrained.get("crop_mode") or "center"
+    if not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise WeightsError(
+            f"config.json of a model with crop_pct {fraction!r}",
+            "a number above 0, at most 1",
+            "change it there; `predict` will follow it",
+        )
     for key, known in (
         ("crop_mode", ("center", "squash", None)),
         ("interpolation", ("bilinear", "bicubic", None)),
@@ -193,8 +210,8 @@ def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
             )
     if mode == "center":
         return view
-    if pretrained.get("crop_pct") in (None, 1.0):
-        return dataclasses.replace(view, crop="resize", central_fraction=0.875)
+    if fraction == 1:
+        return dataclasses.replace(view, crop="resize")
     return dataclasses.replace(view, crop="squash_central")
 
 
@@ -208,6 +225,13 @@ def _read_config(file: TensorFile) -> Mapping[str, Any]:
             "move them there",
         )
     arguments = config.get("model_args", {})
+    poolings = {part["global_pool"] for part in (config, arguments) if part.get("global_pool")}
+    if len(poolings) > 1:
+        raise WeightsError(
+            f"config.json of {file.path.parent} with two values of global_pool",
+            "the same value at the top and in model_args",
+            "delete the one that the model was not trained with",
+        )
     check_keys(file, config, _KEYS)
     check_keys(
         file,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.formats import EvalView, Format, Tensors, WeightsInfo
+from vit_jax.interop.formats import Format, Tensors, WeightsInfo
 from vit_jax.interop.image_processor import read_processor, write_processor
 from vit_jax.interop.name_table import (
     Flat,
@@ -151,8 +151,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         projection_bias=not is_clip,
         bias_init=None if is_clip else -10.0,
     )
-    default = EvalView("central" if is_clip else "resize", 1.0, interpolation="bicubic")
-    view, normalization = read_processor(file, default)
+    view, normalization, assumed = read_processor(file, "CLIP" if is_clip else "Siglip")
     return WeightsInfo(
         f"transformers safetensors ({'CLIPModel' if is_clip else 'SiglipModel'})",
         options,
@@ -161,6 +160,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         tuple(clip_table() if is_clip else siglip_table()),
         view=view,
         normalization=normalization,
+        assumed=assumed,
         unused=_UNUSED,
     )
 

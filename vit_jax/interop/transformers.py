@@ -114,10 +114,16 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         options["representation_size"] = file.shapes["pooler.dense.weight"][0]
     head = file.shapes.get("classifier.weight")
     labels = config.get("id2label") or {}
-    names = tuple(labels[key] for key in sorted(labels, key=int))
-    if all(str(name).startswith(_NO_NAME) for name in names):
+    if not isinstance(labels, Mapping):
+        raise WeightsError(
+            f"config.json of {file.path.parent} with id2label {str(labels)[:40]}",
+            "an object with the name of each class by its number",
+            "correct it, or delete the key",
+        )
+    names = tuple(str(labels[key]) for key in sorted(labels, key=int))
+    if all(name.startswith(_NO_NAME) for name in names):
         names = ()
-    view, normalization = read_processor(file)
+    view, normalization, assumed = read_processor(file, "ViT")
     return WeightsInfo(
         "transformers safetensors",
         options,
@@ -127,6 +133,7 @@ def describe(file: TensorFile, given: Mapping[str, Any]) -> WeightsInfo:
         class_names=names if head and len(names) == head[0] else None,
         view=view,
         normalization=normalization,
+        assumed=assumed,
         unused=("embeddings.mask_token",),
     )
 

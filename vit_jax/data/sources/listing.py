@@ -5,16 +5,17 @@ Layouts:
 - FOLDER/CLASS/**/IMAGE: each subfolder is a class; classes are sorted by name. There is one split,
   "train".
 - FOLDER/SPLIT/CLASS/**/IMAGE: the subfolders are splits if one is named train and another val,
-  valid, validation, dev, eval or test, or if there is train alone. Capitals, Training and Testing,
-  and seg_train/seg_train are understood too. Other folders beside them are left out. The classes
-  are the union over all splits.
+  valid, validation, dev, eval or test, or if there is train alone. Variants such as Training,
+  test_set, 01_val, train2017 and seg_train/seg_train are understood too. Other folders beside them
+  are left out. The classes are the union over all splits.
 - FOLDER/CLASS.tar, or FOLDER/SPLIT/CLASS.tar: one plain tar file per class. It is read in place.
 - FOLDER/*.tar or FOLDER/SPLIT/*.tar in WebDataset's layout: KEY.jpg and KEY.cls with the class, a
   name or a number, or KEY.json with the class as "cls" or "label". There is one image for a KEY.
 - A CSV file with the columns path, label and optionally split. Paths are relative to the CSV file.
   Labels are class names: integers are sorted as numbers, others as text.
 
-Files without an image suffix are skipped and counted; hidden files are skipped silently. A class
+Files without an image suffix are skipped and counted, and so are images beside the class folders;
+hidden files and __MACOSX are skipped silently. A class
 folder or tar file without images is an error in "train" and allowed in other splits. Empty files
 are listed with size 0; the caller decides whether to refuse them.
 
@@ -50,10 +51,18 @@ IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff",
     ".ppm", ".pgm",
 )  # fmt: skip
-# Name of a folder in small letters -> split.
-_SPLITS = {name: name for name in ("train", "val", "valid", "validation", "dev", "eval", "test")}
-_SPLITS |= {"training": "train", "testing": "test"}
-_SPLITS |= {f"seg_{name}": name for name in ("train", "val", "test")}
+# Name of a folder in small letters that is a split, such as seg_train, test_set or 1-val2017.
+_SPLIT = re.compile(
+    r"(\d+[ _.-]?)?((seg|data|images?)[ _-]?)?"
+    r"(train|val|valid|validat(?:ion|e)|dev|eval|test)(ing|s)?"
+    r"([ _-]?(set|split|data|images?|\d{4}))?"
+)
+_RENAMED = {"validate": "validation"}
+# A shard of a split, such as imagenet-val-000001, and a shard of any kind.
+_SPLIT_SHARD = re.compile(r"(?:^|.*[ _.-])(train|val|valid|validation|dev|eval|test)(?![a-z]).*")
+_SHARD = re.compile(r".*\d{3,}")
+# The most folders whose subfolders are compared, to find splits with other names.
+_FEW = 4
 log = logging.getLogger(__name__)
 _THREADS = 8
 
@@ -170,6 +179,7 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
             "sort the images into folders, or list them in a CSV file of path,label",
         )
     packed = groups[0][2].endswith(".tar") and not files.is_folder(groups[0][2])
+    _check_groups(root, files, [place for _, _, place in groups], packed)
     found, num_skipped, labels = [], 0, dict[str, dict[str, str]]()
     groups = [(split, unicodedata.normalize("NFC", name), place) for split, name, place in groups]
     # Several tar files of a bucket at a time.
@@ -192,11 +202,63 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
     if labelled is not None:
         num_skipped += len(found) - 2 * len(labelled)  # A file of each label is no other file.
         found = labelled
+    bases = {place.rpartition("/")[0] for _, _, place in groups}
+    loose = [name for base in bases for name in files.children(base)[1] if _is_image(name)]
+    num_skipped += len(loose)
+    if loose:
+        log.warning("%s: images beside the classes are left out, such as %s", root, loose[0])
     if num_skipped:
         log.info("%s: other files that are left out: %d", root, num_skipped)
     named = {image.group for image in found}
     classes = sorted(named) if labelled is None else _sorted_classes(named)
+    if packed and labelled is None and all(map(_SHARD.fullmatch, classes)):
+        log.warning(
+            "%s: there are no labels in .cls or .json files, so each tar file is one class", root
+        )
+    alike = {name.casefold().strip() for name in classes}
+    if len(alike) < len(classes):
+        log.warning("%s: some classes differ only by capitals or spaces", root)
     return make_listing(root, files, found, classes, num_skipped, packed=packed)
+
+
+def _check_groups(
+    root: Path, files: LocalFiles | BucketFiles, places: list[str], packed: bool
+) -> None:
+    """Raises DataError if what would be read as classes looks like splits."""
+    if packed:
+        stems = [place.rpartition("/")[2].removesuffix(".tar").lower() for place in places]
+        found = [match and match[1] for match in map(_SPLIT_SHARD.fullmatch, stems)]
+        splits = {split for split in found if split}
+        looks = len(splits) > 1 and None not in found
+    else:
+        below = [files.children(place) for place in places] if len(places) <= _FEW else []
+        holds = {(*folders,) for folders, names in below if not any(map(_is_image, names))}
+        # The same classes in each split; or the splits are one level deeper.
+        splits = {place.rpartition("/")[2] for place in places}
+        same = len(below) > 1 and len(holds) == 1 and len(*holds) > 1
+        same = same and not any(_is_image(name) for _, names in below for name in names)
+        deeper = len(below) == 1 and any(split_of(name) == "train" for name in below[0][0])
+        looks = same or deeper
+    if looks:
+        raise DataError(
+            f"{root} has {', '.join(sorted(splits))}, which look like splits or hold them, and not"
+            " like classes",
+            "the folders train and, e.g., val and test, each with one subfolder or tar file a class"
+            if not packed
+            else "the tar files of each split in a folder of its own, train, val or test",
+            "rename or move them, set data_dir to the folder with the splits, or list the images in"
+            " a CSV file of path,label,split",
+        )
+
+
+def split_of(name: str) -> str | None:
+    """Returns the split that a folder or a cell of a table names; None: it names none."""
+    match = _SPLIT.fullmatch(name.strip().lower())
+    return None if match is None else _RENAMED.get(match[4], match[4])
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _labelled(
@@ -237,7 +299,7 @@ def _labelled(
 def _split_folders(root: Path, files: LocalFiles | BucketFiles) -> list[tuple[str, str]]:
     """Returns (split, folder with a slash) of each split; ("train", ""): there are no splits."""
     folders, tars = list_children(root, files, "")
-    named = {folder: _SPLITS.get(folder.lower()) for folder in folders}
+    named = {folder: split_of(folder) for folder in folders}
     rest = [folder for folder, split in named.items() if split is None]
     known = [split for split in named.values() if split]
     if tars or "train" not in known or (rest and len(known) == 1):
@@ -284,7 +346,8 @@ def list_children(
             "plain tar files",
             "uncompress it, e.g. with gunzip",
         )
-    return folders, [name for name in others if name.endswith(".tar")]
+    kept = [name for name in folders if name != "__MACOSX"]
+    return kept, [name for name in others if name.endswith(".tar")]
 
 
 def _images_in(
@@ -299,7 +362,7 @@ def _images_in(
         members = tar_members(root, files, place)
     for name, size, offset in members:
         # A broken link counts whatever its name is: a folder of images may be missing.
-        if size == UNREADABLE or name.lower().endswith(IMAGE_SUFFIXES):
+        if size == UNREADABLE or _is_image(name):
             images.append(ImageEntry(split, group, f"{place}/{name}", size, offset))
         else:
             others.append((name, size, offset))
@@ -325,7 +388,13 @@ def _labels_in(
         label = unicodedata.normalize("NFC", label.strip())
         if suffix == ".cls" and not (label and label.isprintable()):
             raise DataError(f"{root / place}/{name} holds {label!r}", "a class", "repair it")
-        found.setdefault(suffix, {})[f"{place}/{stem}"] = label
+        known = found.setdefault(suffix, {}).setdefault(f"{place}/{stem}", label)
+        if known != label:
+            raise DataError(
+                f"{root / place} has {stem}{suffix} twice, with the labels {known} and {label}",
+                "one label for each image",
+                "repair it",
+            )
     return found
 
 
@@ -419,9 +488,10 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
             reader = csv.DictReader(
                 io.StringIO(text, newline=""), delimiter=separator_of(text, ",")
             )
-            columns = [name.strip() for name in reader.fieldnames or []]
+            columns = [name.strip().casefold() for name in reader.fieldnames or []]
             reader.fieldnames = columns
-            if not {"path", "label"} <= set(columns):
+            others = {"set", "subset", "fold", "partition"} & set(columns)
+            if not {"path", "label"} <= set(columns) or (others and "split" not in columns):
                 raise DataError(
                     f"the first line of {path} is {','.join(columns)!r}",
                     "path,label or path,label,split",
@@ -431,7 +501,7 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
                 (
                     (r["path"] or "").strip(),
                     _label_of(r["label"] or ""),
-                    (r.get("split", "train") or "").strip(),
+                    split_of(r.get("split", "train") or "") or (r.get("split") or "").strip(),
                 )
                 for r in reader
             ]
@@ -446,6 +516,14 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
             )
     if not rows:
         raise DataError(f"{path} lists no image", "one line per image", "add them")
+    labels = dict[str, str]()
+    for name, label, _ in rows:
+        if labels.setdefault(name, label) != label:
+            raise DataError(
+                f"{path} lists {name} as {labels[name]} and as {label}",
+                "one label for each image",
+                "remove one of the lines",
+            )
     return rows
 
 
