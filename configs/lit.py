@@ -15,7 +15,8 @@ Follows:   web: 60,000 steps (LiT-B16B_2 in big_vision's README_lit.md) of 16,38
            L/16 has big_vision's Adafactor, B/16 Adam. Resizing without antialiasing; web evaluates
            the central 224 of 256 squashed pixels, coco all 224.
 Differs:   the authors start the text tower from BERT; here it starts anew.
-Compared:  coco, B/16 and L/16: 40 steps with big_vision 0127fb6, in float32 at small size:
+Compared:  coco, B/16 and L/16: loss, optimizer, decay and the frozen tower, in 40 steps with
+           big_vision 0127fb6, on SigLIP's towers, in float32 at small size:
            docs/explanation/reproduced.md.
 Expected:  ImageNet zero-shot, authors' README_lit.md: B/16 73.9 %, L/16 75.7 %; coco, B/16: 20.7 %,
            and recall at 1 on MS-COCO 47.2 % (image to text) and 32.1 % (text to image). Not

@@ -16,7 +16,7 @@ Compared:  the optimizer: 20 steps with Muon 857d1ad, in float32 at small size:
            docs/explanation/reproduced.md.
 Expected:  not published at this setting. arXiv:2605.24770 reports that Muon beats AdamW in ViTs,
            the more the stronger the augmentation. configs/better_plain_vit.py has the figures of
-           AdamW to compare with. Not run with this code. small: not run either.
+           AdamW to compare with. Neither size was run; on digits: docs/reference/recipes.md.
 Hardware:  as configs/better_plain_vit.py: 90 epochs take 6 to 7 hours on a TPU v3-8 with AdamW.
 Data:      TFDS `imagenet2012`; small: `cifar10`.
 """
