@@ -163,7 +163,7 @@ def test_what_timm_leaves_out_is_that_of_imagenet(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     for pretrained, view in (
         ({"crop_mode": "squash"}, EvalView("squash_central", 0.875, interpolation="bicubic")),
-        ({"crop_pct": 1.0, "crop_mode": "squash"}, EvalView("resize", 1.0, True, "bicubic")),
+        ({"crop_pct": 1.0, "crop_mode": "squash"}, EvalView("resize", interpolation="bicubic")),
     ):
         (folder / "config.json").write_text(json.dumps(config | {"pretrained_cfg": pretrained}))
         found = load(folder)

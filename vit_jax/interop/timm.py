@@ -211,7 +211,7 @@ def _eval_view(pretrained: Mapping[str, Any]) -> EvalView:
     if mode == "center":
         return view
     if fraction == 1:
-        return dataclasses.replace(view, crop="resize")
+        return EvalView("resize", antialias=view.antialias, interpolation=view.interpolation)
     return dataclasses.replace(view, crop="squash_central")
 
 
