@@ -3,10 +3,9 @@
 None of the three changes what a run learns, only its speed and memory. A value that the config sets
 wins; this module decides those that are "auto".
 
-On a TPU or GPU the choice is the setting with the least bound on the step time that fits the
-memory: the longer of the time of its FLOPs and of its memory traffic at the chip's published rates.
-`step_table.csv` has the traffic and memory of each setting, as the compilers planned them;
-`experiments/speed/step_table.py` makes it. More microbatches are used only if nothing else fits.
+On a TPU or GPU it is the first setting of PREFERRED that fits the memory. More microbatches are
+used only if none fits. `step_memory.csv` has the memory that a layer keeps, as the compilers
+planned it; `experiments/speed/step_memory.py` makes it.
 
 On a CPU the layers are unrolled, unless the run is too short to repay the compilation, and a
 microbatch has as many images as make a layer fit the cache. Source: ours; the rules and what was
@@ -19,7 +18,7 @@ import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -33,6 +32,17 @@ from vit_jax.parallel.sharding import bytes_on_device
 from vit_jax.tasks.task import Task, model_image_size
 from vit_jax.train.chips import GIB, find_chip, usable_gpu_memory
 
+# Platform -> settings from the fastest on. A TPU's compiler takes minutes to unroll layers, and
+# scanned steps with remat "dots" move the fewest bytes of those that recompute no matmul. On a GPU
+# unrolled steps move fewer bytes.
+PREFERRED = {
+    "tpu": (LayerLoop(True, "dots"), LayerLoop(True, "full"), LayerLoop(False, "none"),
+            LayerLoop(False, "full"), LayerLoop(True, "none"), LayerLoop(False, "dots")),
+    "gpu": (LayerLoop(False, "none"), LayerLoop(False, "dots"), LayerLoop(False, "full"),
+            LayerLoop(True, "dots"), LayerLoop(True, "full"), LayerLoop(True, "none")),
+}  # fmt: skip
+# More layers are not unrolled unless the config says so: they compile for more than a minute.
+_MOST_UNROLLED = {"tpu": 3, "gpu": 28}
 # Bytes that a layer may keep of a microbatch on a CPU.
 _CACHE_BYTES = 12 * 2**20
 # A CPU unrolls if this share of the time of all steps, at this many FLOP/s, is longer than it takes
@@ -42,11 +52,6 @@ _CPU_FLOPS = 5e10
 _CPU_COMPILE_S_PER_LAYER = 0.5
 # Share of the memory to fill; the rest is for what the table does not know.
 _FILL = 0.9
-# Longest compilation of an unrolled step, in seconds on two cores.
-_COMPILE_S = {"tpu": 120.0, "gpu": 60.0}
-# Settings whose bounds differ by less are equally fast: what compiles faster is chosen, then what
-# moves fewer bytes.
-_SAME_SPEED = 1.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +82,6 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
-    """What is known of a device; None: not known."""
-
-    platform: str  # "cpu", "gpu" or "tpu"
-    memory_bytes: float | None = None  # memory that a step may use
-    peak_flops: float | None = None  # bfloat16 FLOP/s
-    memory_bandwidth: float | None = None  # bytes/s
-
-
-@dataclasses.dataclass(frozen=True)
 class StepWork:
     """The work of a step on one device."""
 
@@ -100,45 +95,31 @@ class StepWork:
     total_steps: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A line of the table: a setting, and what a compiler said of it for one model.
-
-    Bytes are for bfloat16, and per token, feature and layer.
-    """
+class Row(NamedTuple):
+    """A line of the table: what the compiler of a platform keeps of a layer in one setting."""
 
     platform: str  # "tpu" or "gpu"
-    model: str
     width: int
-    scan: bool
-    remat: Remat
-    kept_bytes: float  # memory of temporaries
-    moved_bytes: float  # memory traffic
-    recomputed: float  # FLOPs beyond the model's, as a fraction of them
-    compile_s: float  # without layers
-    compile_s_per_layer: float
+    loop: LayerLoop
+    kept_bytes: float  # for bfloat16, per token and feature
 
 
-TABLE = Path(__file__).with_name("step_table.csv")
+TABLE = Path(__file__).with_name("step_memory.csv")
 
 
 @functools.cache
 def read_table() -> tuple[Row, ...]:
     """Returns the rows of the table."""
     with TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    numbers = [f.name for f in dataclasses.fields(Row) if f.type is float]
-    return tuple(
-        Row(
-            row["platform"],
-            row["model"],
-            int(row["width"]),
-            row["scan"] == "True",
-            cast(Remat, row["remat"]),
-            **{name: float(row[name]) for name in numbers},
+        return tuple(
+            Row(
+                row["platform"],
+                int(row["width"]),
+                LayerLoop(row["scan"] == "True", row["remat"]),  # pyright: ignore[reportArgumentType]
+                float(row["kept_bytes"]),
+            )
+            for row in csv.DictReader(file)
         )
-        for row in rows
-    )
 
 
 def choose_step(
@@ -164,7 +145,7 @@ def choose_step(
         splits_exactly=task.splits_exactly,
         total_steps=total_steps,
     )
-    return choose(_device(mesh.devices.flat[0]), work, wanted)
+    return choose(*_device(mesh.devices.flat[0]), work, wanted)
 
 
 def _in_training(stack: Stack, activations: float) -> Stack:
@@ -173,18 +154,17 @@ def _in_training(stack: Stack, activations: float) -> Stack:
     return dataclasses.replace(stack, tokens=tokens, layer_values=values)
 
 
-def choose(
-    device: Device, work: StepWork, wanted: Wanted, table: Sequence[Row] | None = None
-) -> StepChoice:
-    """Chooses how a step is executed, from the rows of `table`; None: the committed table."""
+def choose(platform: str, memory_bytes: float | None, work: StepWork, wanted: Wanted) -> StepChoice:
+    """Chooses how a step is executed on a device; None: its memory is not known."""
     if wanted.scan != AUTO and wanted.remat != AUTO and wanted.microbatches != AUTO:
         return StepChoice(
             LayerLoop(wanted.scan, wanted.remat), wanted.microbatches, "as configured"
         )
-    if device.platform == "cpu":
+    if platform == "cpu":
         return _choose_on_cpu(work, wanted)
-    table = read_table() if table is None else table
-    return _choose_by_table(device, work, wanted, table)
+    if platform not in PREFERRED:
+        return _choose_defaults(wanted, f"no figures for a {platform}")
+    return _choose_by_memory(platform, memory_bytes, work, wanted)
 
 
 def _choose_defaults(wanted: Wanted, reason: str) -> StepChoice:
@@ -221,92 +201,45 @@ def largest_divisor(number: int, limit: int) -> int:
     return max(d for d in range(1, max(1, min(number, limit)) + 1) if number % d == 0)
 
 
-def _choose_by_table(
-    device: Device, work: StepWork, wanted: Wanted, table: Sequence[Row]
+def _choose_by_memory(
+    platform: str, memory_bytes: float | None, work: StepWork, wanted: Wanted
 ) -> StepChoice:
-    rows = _rows_for(device.platform, work.stack, wanted, table)
-    if not rows:
-        return _choose_defaults(wanted, f"no figures for a {device.platform}")
-    known = device.memory_bytes
-    limit = math.inf if known is None else known * _FILL
+    unrolls = wanted.scan is False or work.stack.depth <= _MOST_UNROLLED[platform]
+    loops = [
+        loop
+        for loop in PREFERRED[platform]
+        if wanted.scan in (AUTO, loop.scan)
+        and wanted.remat in (AUTO, loop.remat)
+        and (unrolls or loop.scan)
+    ]
+    limit = math.inf if memory_bytes is None else memory_bytes * _FILL
     if wanted.microbatches != AUTO:
         counts = [wanted.microbatches]
     elif work.splits_exactly:
         counts = [n for n in range(1, work.images + 1) if work.images % n == 0]
     else:
         counts = [1]
-    for parts in counts:
-        fitting = [row for row in rows if _memory(row, work, parts) <= limit]
-        if fitting:
-            return _fastest(fitting, device, work, parts)
-    row = min(rows, key=lambda row: _memory(row, work, counts[-1]))
-    need = _memory(row, work, counts[-1]) / GIB
-    reason = f"may not fit: about {need:.1f} of {limit / GIB:.1f} GiB"
-    return StepChoice(LayerLoop(row.scan, row.remat), counts[-1], reason)
+    needs = {(n, loop): _memory(platform, loop, work, n) for n in counts for loop in loops}
+    fits = [at for at, need in needs.items() if need <= limit]
+    # If nothing fits, the setting that needs the least.
+    parts, loop = at = fits[0] if fits else min(needs, key=lambda at: needs[at])
+    memory = f"about {needs[at] / GIB:.1f}"
+    if memory_bytes is not None:
+        memory += f" of {(memory_bytes if fits else limit) / GIB:.1f}"
+    reason = "the fastest that fits" if fits else "may not fit"
+    return StepChoice(loop, parts, f"{reason}: {memory} GiB")
 
 
-def _rows_for(platform: str, stack: Stack, wanted: Wanted, table: Sequence[Row]) -> list[Row]:
-    """Returns the rows that the config allows, of the model whose width is nearest."""
-    rows = [
-        row
-        for row in table
-        if row.platform == platform
-        and wanted.scan in (AUTO, row.scan)
-        and wanted.remat in (AUTO, row.remat)
-    ]
-    widths = {row.width for row in rows}
-    nearest = min(widths, key=lambda width: abs(math.log(width / stack.width)), default=0)
-    rows = [row for row in rows if row.width == nearest]
-    quick = [row for row in rows if _compile_s(row, stack) <= _COMPILE_S[platform]]
-    return quick or rows
-
-
-def _compile_s(row: Row, stack: Stack) -> float:
-    return row.compile_s + row.compile_s_per_layer * stack.depth
-
-
-def _activations(work: StepWork) -> float:
-    """Tokens x features x layers of all images on the device, in units of bfloat16 values."""
-    stack = work.stack
-    return work.images * stack.tokens * stack.width * stack.depth * work.itemsize / 2
-
-
-def _memory(row: Row, work: StepWork, parts: int) -> float:
+def _memory(platform: str, loop: LayerLoop, work: StepWork, parts: int) -> float:
     """Returns the bytes of a step: state, gradients, and what is kept of a microbatch."""
+    stack = work.stack
+    rows = [row for row in read_table() if (row.platform, row.loop) == (platform, loop)]
+    nearest = min(rows, key=lambda row: abs(math.log(row.width / stack.width)))
+    # Tokens x features x layers of the images, in units of bfloat16 values.
+    values = work.images / parts * stack.tokens * stack.width * stack.depth * work.itemsize / 2
     # With microbatches, the sum of the gradients is kept beside those of a microbatch.
     gradients = work.param_bytes * (2 if parts > 1 else 1)
-    return work.state_bytes + gradients + row.kept_bytes * _activations(work) / parts
-
-
-def _bound_s(row: Row, device: Device, work: StepWork, parts: int) -> tuple[float, str]:
-    """Returns the least step time in seconds and what limits it.
-
-    If a rate of the device is not known, the time of the memory traffic at 1 byte/s.
-    """
-    # The state is read and written once. Each microbatch reads the parameters and adds to the sum.
-    moved = row.moved_bytes * _activations(work) + 2 * work.state_bytes
-    moved += 3 * work.param_bytes * (parts - 1)
-    if device.peak_flops is None or device.memory_bandwidth is None:
-        return moved, "memory"
-    compute_s = work.flops * (1 + row.recomputed) / device.peak_flops
-    memory_s = moved / device.memory_bandwidth
-    return (compute_s, "compute") if compute_s > memory_s else (memory_s, "memory")
-
-
-def _fastest(rows: Sequence[Row], device: Device, work: StepWork, parts: int) -> StepChoice:
-    bounds = [_bound_s(row, device, work, parts)[0] for row in rows]
-    equal = [
-        row for row, bound in zip(rows, bounds, strict=True) if bound <= min(bounds) * _SAME_SPEED
-    ]
-    row = min(equal, key=lambda row: (_compile_s(row, work.stack), row.recomputed, row.moved_bytes))
-    seconds, limit = _bound_s(row, device, work, parts)
-    reason = "least memory traffic that fits"
-    if device.peak_flops is not None:
-        reason = f"least step bound that fits: {seconds * 1e3:.1f} ms of {limit}"
-    if device.memory_bytes is not None:
-        need, has = _memory(row, work, parts) / GIB, device.memory_bytes / GIB
-        reason += f", about {need:.1f} of {has:.1f} GiB"
-    return StepChoice(LayerLoop(row.scan, row.remat), parts, reason)
+    return work.state_bytes + gradients + nearest.kept_bytes * values
 
 
 def _unrolling_pays(work: StepWork) -> bool:
@@ -315,14 +248,13 @@ def _unrolling_pays(work: StepWork) -> bool:
     return saved_s > _CPU_COMPILE_S_PER_LAYER * (work.stack.depth - 1)
 
 
-def _device(device: Any) -> Device:
+def _device(device: Any) -> tuple[str, float | None]:
+    """Returns the platform, and the memory in bytes that a program may use."""
     platform: str = "gpu" if device.platform in ("cuda", "rocm") else device.platform
     chip = None if platform == "cpu" else find_chip(device.device_kind)
-    if chip is None:
-        return Device(platform)
+    if chip is None or chip.memory_bytes is None:
+        return platform, None
+    # All processes of a run must choose alike, so this is not read from the device, where it
+    # differs by some megabytes.
     memory = chip.memory_bytes
-    if platform == "gpu" and memory is not None:
-        # All processes of a run must choose alike, so this is not read from the device, where it
-        # differs by some megabytes.
-        memory = usable_gpu_memory(memory)
-    return Device(platform, memory, chip.peak_flops, chip.memory_bandwidth)
+    return platform, usable_gpu_memory(memory) if platform == "gpu" else memory
