@@ -3,18 +3,17 @@
     python -m vit_jax sweep --sweep=experiments/data_size/sweep.py:SCALE,REGULARISATION
         --workdir=DIR
 
-SCALE           small     (default) 1, 3, 10, 30 and 100 % of CIFAR-10, models of 20 million
-                          multiply-accumulates, two seeds; TFDS_DATA_DIR holds cifar10 and
-                          sign_language_digits
-                imagenet  the same fractions of ImageNet, models of 3.5 to 4.4 billion
+SCALE           small     (default) 500 to 48,000 images of CIFAR-10, models of a million
+                          multiply-accumulates, three seeds; head and learning rate are chosen for
+                          each model and size. TFDS_DATA_DIR holds cifar10. 2.5 hours of two cores
+                imagenet  1, 3, 10, 30 and 100 % of ImageNet, models of 3.5 to 4.4 billion
                           multiply-accumulates
                 paper     the paper's runs on JFT: Figure 4, or Figure 3 with `tuned`
-REGULARISATION  same      (default) the same hyperparameters for all sizes, as in Figure 4
-                tuned     weight decay, dropout and label smoothing selected on held-out examples
-                          for each size, as in Figure 3
+REGULARISATION  same      (default) the same weight decay, dropout and label smoothing for all
+                          sizes, as in Figure 4
+                tuned     selected on held-out examples for each size, as in Figure 3
 
-Except for Figure 3, every pretraining run keeps the weights with the best score on held-out
-examples (early stopping).
+Every run keeps the weights with the best score on held-out examples, except for those of Figure 3.
 """
 
 import itertools
@@ -25,10 +24,21 @@ from vit_jax.config.file import parse_arg
 from vit_jax.config.transfer_protocols import search_space
 from vit_jax.sweep import Job, Selection, folder_name, product, vary
 
+# Family -> (model, heads). The first head is the usual one, that of the paper.
+SMALL_MODELS = {
+    "ViT": ("ViT-Pico/4", ("token", "gap", "flatten")),
+    "hybrid": ("R+ViT-Pico/4", ("token", "flatten")),
+    "ResNet": ("BiT-R-Pico", ("gap", "flatten")),
+}
+SMALL_SIZES = (500, 2_000, 8_000, 48_000)
+SMALL_SEEDS = (0, 1, 2)
+SMALL_RATES = (1e-3, 2.5e-3, 6e-3, 1.5e-2)
+SHARED_RATE = 2.5e-3
+"""Of the runs with usual heads, whose distance is compared with that of the chosen settings."""
+# Images seen; settings are chosen at a quarter of it.
+SMALL_LENGTH = 256_000
 PERCENT = (1, 3, 10, 30, 100)
 JFT_SIZES = ("jft_9m", "jft_30m", "jft_90m", "jft_303m")
-SMALL_MODELS = ("ViT-Micro/4", "R+ViT-Micro/4", "BiT-R-Micro")
-SMALL_SEEDS = (0, 1)
 IMAGENET_MODELS = ("ViT-B/32", "R26+ViT-S/32", "BiT-R50x1")
 IMAGENET_EPOCHS = 300
 # Figure 4: model -> (row of Table 3, what differs). b/32 is B/32 with all hidden sizes halved.
@@ -60,7 +70,7 @@ def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
     tuned = chosen["regularisation"] == "tuned"
     if chosen["scale"] == "paper":
         return _figure_3() if tuned else _figure_4()
-    return _imagenet(tuned) if chosen["scale"] == "imagenet" else _small(tuned)
+    return _imagenet(tuned) if chosen["scale"] == "imagenet" else _small()
 
 
 def get_report(arg: str = "") -> dict[str, Any]:
@@ -68,44 +78,42 @@ def get_report(arg: str = "") -> dict[str, Any]:
     chosen = _parse(arg)
     fewshot = {"x": "train_examples", "y": "fewshot/{evaluated}/{shots}_shot/accuracy_top1"}
     fine_tuned = {"x": "pretrain_examples", "y": "eval/test/accuracy_top1"}
-    titled = {
-        "pretrained": "Accuracy on {}, by the number of its images in pretraining",
-        "few-shot": "Few-shot on frozen features, by the size of the pretraining data",
-        "fine-tuned": "Fine-tuned on {}, by the size of the pretraining data",
-    }
+    # (axes, which runs, title)
+    wanted: list[tuple[dict[str, str], dict[str, str], str]]
     if chosen == {"scale": "paper", "regularisation": "tuned"}:
         # Three whole datasets; only final runs.
-        wanted = [(fine_tuned, {"dataset": "imagenet2012", "stage": "final"}, "fine-tuned")]
-    elif chosen["scale"] == "paper":
-        wanted = [(fewshot, {}, "few-shot")]
-    else:
-        own, other = {
-            "small": ("cifar10", "sign_language_digits"),
-            "imagenet": ("imagenet2012", "pets"),
-        }[chosen["scale"]]
-        split = "test" if own == "cifar10" else "validation"
-        on_own = {"x": "train_examples", "y": f"eval/{split}/accuracy_top1"}
+        where = {"dataset": "imagenet2012", "stage": "final"}
         wanted = [
-            (on_own, {"dataset": own}, "pretrained"),
-            ({**fewshot, "panel": "evaluated+shots"}, {"dataset": own}, "few-shot"),
-            (fine_tuned, {"dataset": other}, "fine-tuned"),
+            (fine_tuned, where, "Fine-tuned on ImageNet, by the size of the pretraining data")
         ]
-    plots, tables, curves = [], [], {}
-    for plot, where, what in wanted:
-        shared = {"where": where, "title": titled[what].format(where.get("dataset"))}
+    elif chosen["scale"] == "paper":
+        wanted = [(fewshot, {}, "Few-shot on frozen features, by the size of the pretraining data")]
+    elif chosen["scale"] == "imagenet":
+        own = {"x": "train_examples", "y": "eval/validation/accuracy_top1"}
+        panels = {**fewshot, "panel": "evaluated+shots"}
+        wanted = [
+            (own, {"dataset": "imagenet2012"}, "Accuracy on ImageNet, by the number of its images"),
+            (panels, {"dataset": "imagenet2012"}, "Few-shot on frozen features"),
+            (fine_tuned, {"dataset": "pets"}, "Fine-tuned on pets"),
+        ]
+    else:
+        own = {"x": "train_examples", "y": "eval/test/accuracy_top1"}
+        title = "CIFAR-10 test accuracy, by the number of training images"
+        wanted = [(own, {"settings": "chosen", "stage": "final"}, title)]
+    plots, tables = [], []
+    for plot, where, title in wanted:
+        shared = {"where": where, "title": title}
         rows = "+".join(filter(None, ("model", plot.get("panel"))))
         plots.append({**plot, **shared, "log_x": True})
         tables.append({"metric": plot["y"], "rows": rows, "columns": plot["x"], **shared})
-        kind = "Fine-tuning" if what == "fine-tuned" else "Pretraining"
-        asked = {"panel": f"dataset+{plot['x']}", "where": where, "title": kind}
-        curves.setdefault(kind, asked)
+    axes, where, _ = wanted[0]
     return {
         "title": "How much data?",
-        "question": "Which of a ViT, a hybrid and a ResNet of equal cost is best, by the size of"
-        " the data it was pretrained on?",
+        "question": "Which is best at a given amount of training data: a ViT, a hybrid or a ResNet"
+        " of equal cost?",
         "tables": tables,
         "plots": plots,
-        "curves": list(curves.values()),
+        "curves": [{"panel": f"dataset+{axes['x']}", "where": where, "title": "Training"}],
     }
 
 
@@ -166,64 +174,46 @@ def _pretraining(
     return [choice], {seed: f"final/pretrain/{name}/seed{seed}" for seed in seeds}
 
 
-def _small(tuned: bool) -> Iterator[Job | Selection]:
-    settings = {
+def _small() -> Iterator[Job | Selection]:
+    """Selects head and rate for each model and size; also runs usual heads at one rate."""
+    for size, (family, (model, heads)) in itertools.product(SMALL_SIZES, SMALL_MODELS.items()):
+        config = f"configs/cifar10_small.py:{model}"
+        tried = product(vary("model.pooling", heads), vary("optimizer.learning_rate", SMALL_RATES))
+        labels = {"family": family, "dataset": "cifar10", "settings": "chosen"}
+        yield Selection(
+            f"{size}/{family}",
+            [(config, {**_small_settings(size, SMALL_LENGTH // 4), **one}) for one in tried],
+            "eval/dev/accuracy_top1",
+            seeds=SMALL_SEEDS,
+            final_overrides=_small_settings(size, SMALL_LENGTH),
+            labels=labels,
+        )
+    for seed, size, family in itertools.product(SMALL_SEEDS, SMALL_SIZES, ("ViT", "ResNet")):
+        model, (usual, *_) = SMALL_MODELS[family]
+        same = {"model.pooling": usual, "optimizer.learning_rate": SHARED_RATE, "seed": seed}
+        yield Job(
+            f"configs/cifar10_small.py:{model}",
+            {**_small_settings(size, SMALL_LENGTH), **same},
+            name=f"shared/{size}/{family}/seed{seed}",
+            labels={"family": family, "dataset": "cifar10", "settings": "shared"},
+            stage="final",
+        )
+
+
+def _small_settings(size: int, length: int) -> dict[str, Any]:
+    """Returns the overrides of runs that see `length` images, of `size` different ones."""
+    return {
         "data.train_split": "train[:96%]",
-        "train_examples": 76_800,
+        "data.subset.examples": size,
+        "train_examples": length,
+        "optimizer.schedule.warmup_examples": length // 10,
         "evaluation.splits": {"dev": "train[96%:]"},
         "evaluation.final_splits": {"test": "test"},
-        "evaluation.interval_examples": 6_400,
-        "fewshot.datasets": {
-            "sign_language_digits": {"name": "sign_language_digits", "crop": "resize"}
-        },
-        "fewshot.shots": (5, 25),
-        **_stopping(4),
+        "evaluation.interval_examples": length // 8,
+        "early_stopping.metric": "eval/dev/accuracy_top1",
+        "checkpoint.interval_examples": length // 2,
+        "logging.interval_steps": 100,
     }
-    # One seed after the other, so that an unfinished sweep has all sizes.
-    groups = [SMALL_SEEDS] if tuned else [(seed,) for seed in SMALL_SEEDS]
-    for seeds, percent, model in itertools.product(groups, PERCENT, SMALL_MODELS):
-        name = f"{percent}_percent/{folder_name(model)}"
-        jobs, names = _pretraining(
-            f"configs/cifar10_small.py:{model}",
-            name,
-            {**settings, "data.subset.preset": f"{percent}_percent"},
-            {"model": model, "dataset": "cifar10"},
-            seeds=seeds,
-            tuned=tuned,
-        )
-        yield from jobs
-        for seed in seeds:
-            yield _small_transfer(model, name, names[seed], seed)
-
-
-def _small_transfer(model: str, name: str, pretrained: str, seed: int) -> Job:
-    """Returns a fine-tuning job at 32 pixels with the paper's recipe.
-
-    The learning rate is fixed. It is the one that experiments/transfer selected for the ViT and
-    the hybrid; for the ResNet it selected 0.1.
-    """
-    settings = {
-        "seed": seed,
-        "init_from": f"job:{pretrained}",
-        "data.name": "sign_language_digits",
-        "data.image_size": 32,
-        "data.global_batch_size": 64,
-        "accumulation_steps": 2,
-        "optimizer.learning_rate": 0.03,
-        "optimizer.schedule.warmup_steps": 12,
-        "train_steps": 120,
-        "evaluation.interval_steps": None,
-        "checkpoint.interval_steps": 120,
-        "logging.interval_steps": 10,
-    }
-    labels = {"model": model, "dataset": "sign_language_digits"}
-    return Job(
-        "configs/transfer.py:tfds,test",
-        settings,
-        name=f"transfer/{name}/seed{seed}",
-        labels=labels,
-        stage="final",
-    )
 
 
 def _imagenet(tuned: bool) -> Iterator[Job | Selection]:
