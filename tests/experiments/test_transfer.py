@@ -17,9 +17,11 @@ def counted(plan):
 
 def test_three_models_are_pretrained_and_transferred_to_two_datasets(plan):
     small = plan("small")
-    assert counted(small) == {"search": 3 * 2 * 3, "final": 3 * 2 * (3 + 1), None: 3}
+    assert counted(small) == {"search": 3 * 3 + 3 * 2 * 3, "final": 3 + 3 * 2 * (3 + 1), None: 0}
+    pretrained = small.jobs["final/pretrain/ViT-Micro-4/seed0"].config
+    assert (pretrained.train_examples, pretrained.data.train_split) == (768_000, "train[:96%]")
     search = small.jobs["search/clothing_small/ViT-Micro-4/learning_rate=0.03"]
-    assert search.needs == ("pretrain/ViT-Micro-4",)
+    assert search.needs == ("final/pretrain/ViT-Micro-4/seed0",)
     assert search.config.evaluation.splits == {"dev": "minival_10_percent"}
     assert search.config.data.train_split == "minitrain_10_percent"
     assert search.config.data.image_size == 64
