@@ -1,296 +1,184 @@
-"""How much of the distance between ViT and ResNet is head, learning rate and family?
+"""How far is a ViT behind a ResNet, by the number of training images?
 
-    python -m experiments.data_size.gap runs/heads [--into=experiments/data_size/README.md]
+    python -m experiments.data_size.gap runs/data_size [--into=experiments/data_size/README.md]
 
-Reads the runs of heads.py and prints two tables. The first one divides the distance, in points of
-test accuracy, between ResNet and ViT with their usual heads and one shared learning rate: what
-goes away with own learning rates, what goes away with own heads, and what is left, the family. The
-order matters, so it is done both ways. The second one says where the curves of two families cross.
+Reads the finished runs of `sweep.py:small` and prints a table: test accuracies with the head and
+learning rate that were chosen for each model and size, the lead of the ResNet over the ViT and the
+hybrid in points, the same lead with the usual heads and one shared rate, and how much of that lead
+is head and rate. Then the change of the lead from the smallest to the largest size, and by how much
+the held-out loss still falls in the last quarter of the runs.
 
-A family's own head is the one with the best mean score on held-out training images. Intervals are
-those of reports, over test images (paired) and seeds. Each draw also draws the held-out scores,
-and chooses its own heads by them. The choice of the rates is not drawn again.
+Intervals are 95 %, over test images (not paired) and seeds, as in reports.
 """
 
 import argparse
-import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pandas as pd
 
-from experiments.data_size.heads import IMAGES_PER_SECOND, LENGTHS, RATES, SHARED_RATE
+from experiments.data_size.sweep import SMALL_RATES
 from vit_jax.commands.report import check_markers, replace_between_markers
 from vit_jax.errors import ConfigError, UserError
 from vit_jax.report.frame import run_frame
 from vit_jax.report.intervals import draw_means, interval
-from vit_jax.report.labels import markdown_table, short_number
+from vit_jax.report.labels import markdown_table
 from vit_jax.report.run import Run
 from vit_jax.report.runs import read_runs
 from vit_jax.report.scores import VALUE, observe
+from vit_jax.run.metrics import read_metrics
 
-_TEST, _DEV = "eval/test/accuracy_top1", "eval/dev/accuracy_top1"
+# Percent of a linear probe on the mean colours of 8 x 8 blocks, by the number of images:
+# `experiments.baselines.pixels.score("cifar10", 32, "train[:500]", ...)`.
+PIXELS = {500: 28.4, 2_000: 35.3, 8_000: 39.4, 48_000: 41.1}
+FAMILIES = ("ViT", "hybrid", "ResNet")
+_LOSS = "eval/dev/loss"
 _MARKERS = ("<!-- gap -->", "<!-- end of gap -->")
-# The heads of the paper.
-USUAL_HEADS = {"ViT": "token", "hybrid": "token", "ResNet": "gap"}
-OWN, SHARED = "own", "shared"
-# (size, family, head, OWN or SHARED) -> draws of an accuracy; the first element is the mean.
-Cells = Mapping[tuple[int, str, str, str], np.ndarray]
-# size -> draws of an accuracy
-Draws = Mapping[int, np.ndarray]
+# (images, family, "chosen" or "shared") -> draws of an accuracy in points; the first is the mean.
+Cells = Mapping[tuple[int, str, str], np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class Study:
-    """What the runs say.
-
-    Attributes:
-        test: draws of test accuracies.
-        dev: draws of held-out accuracies, with own rates.
-        rates: (size, family, head) -> the chosen learning rate.
-        ended_best: (size, family, head) -> (runs whose best weights were the last, runs).
-    """
-
-    test: Cells
-    dev: Cells
-    rates: Mapping[tuple[int, str, str], float]
-    ended_best: Mapping[tuple[int, str, str], tuple[int, int]]
-
-
-def read_study(folder: Path) -> Study:
-    """Reads the finished runs of the sweep.
+def read_finals(folder: Path) -> list[Run]:
+    """Returns the finished final runs.
 
     Raises:
-        ConfigError: there are no such runs.
+        ConfigError: there are none.
     """
-    frame = run_frame(read_runs([folder]).runs)
-    frame = frame[frame["state"] == "finished"]
-    final = [run for run in frame.index if run.stage == "final" and "head" in run.labels]
-    chosen = {(run.job.get("selection") or {}).get("chosen") for run in final}
-    search = [run for run in frame.index if run.stage == "search"]
-    own = [run for run in final if run.labels.get("rate") == OWN]
-    if not own:
+    runs = read_runs([folder]).runs
+    final = [run for run in runs if run.state == "finished" and "settings" in run.labels]
+    final = [run for run in final if run.stage == "final"]
+    if not final:
         raise ConfigError(
-            f"{folder} has no finished final runs with a head and an own rate",
-            "the --workdir of the sweep data_size/heads.py",
+            f"{folder} has no finished final runs",
+            "the --workdir of the sweep data_size/sweep.py",
             "check the path, or let more jobs finish",
         )
-    own += [run for run in search if run.job.get("name") in chosen]
-    shared = [run for run in final if run.labels.get("rate") == SHARED]
-    shared += [run for run in search if _rate(run) == SHARED_RATE]
-    parts = [frame.loc[own].assign(role=OWN), frame.loc[shared].assign(role=SHARED)]
-    ended: dict[tuple[int, str, str], list[bool]] = {}
-    for run in own:
-        ended.setdefault(_at(run), []).append(run.figures.get("best_step") == run.step)
-    return Study(
-        _draw(pd.concat(parts), _TEST),
-        _draw(parts[0], _DEV),
-        {_at(run): _rate(run) for run in own},
-        {at: (sum(values), len(values)) for at, values in ended.items()},
+    return final
+
+
+def draw_cells(runs: Sequence[Run]) -> Cells:
+    """Returns the draws of every mean accuracy."""
+    keys = {"images": "train_examples", "family": "family", "settings": "settings"}
+    observed = observe(run_frame(runs), "eval/test/accuracy_top1", {}, **keys)
+    names = [f"@{key}" for key in keys]
+    means = observed.groupby(names)[VALUE].mean()
+    drawn = draw_means(observed, names)["draws"].to_dict()
+    return {
+        (int(at[0]), at[1], at[2]): 100 * np.concatenate([[means[at]], draws])
+        for at, draws in cast(dict[Any, np.ndarray], drawn).items()
+    }
+
+
+def gap_table(cells: Cells) -> str:
+    """Returns the table, as Markdown."""
+    lines = []
+    for size in sorted({at[0] for at in cells}):
+        found = {family: cells.get((size, family, "chosen")) for family in FAMILIES}
+        lead = _lead(cells, size, "ViT", "chosen")
+        usual = _lead(cells, size, "ViT", "shared")
+        due = None if usual is None or lead is None else usual - lead
+        shown = [found[family] for family in FAMILIES]
+        leads = (lead, _lead(cells, size, "hybrid", "chosen"), usual, due)
+        lines.append(
+            [f"{size:,}", *map(_percent, shown), f"{PIXELS[size]:.1f}", *map(_points, leads)]
+        )
+    header = ["images", *FAMILIES, "pixels", "ResNet ahead of ViT", "of hybrid",
+              "of ViT, usual heads, one rate", "of it head and rate"]  # fmt: skip
+    return markdown_table(header, lines)
+
+
+def _lead(cells: Cells, size: int, behind: str, settings: str) -> np.ndarray | None:
+    """Returns by how many points the ResNet is ahead of a family; None: not measured."""
+    try:
+        return cells[size, "ResNet", settings] - cells[size, behind, settings]
+    except KeyError:
+        return None
+
+
+def trend(cells: Cells, behind: str = "ViT") -> str:
+    """Returns a sentence on the lead at the largest and the smallest size."""
+    leads = {size: _lead(cells, size, behind, "chosen") for size in {at[0] for at in cells}}
+    known = {size: lead for size, lead in sorted(leads.items()) if lead is not None}
+    if len(known) < 2:
+        return ""
+    (small, first), *_, (large, last) = known.items()
+    change = last - first
+    return (
+        f"From {small:,} to {large:,} images the lead of the ResNet over the {behind} changes by"
+        f" {_points(change)} points."
     )
 
 
-def _rate(run: Run) -> float:
-    return float(run.config["optimizer.learning_rate"])
+def still_falling(runs: Sequence[Run]) -> str:
+    """Returns a table of how much the held-out loss changes in the last quarter of the runs."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for run in runs:
+        if run.labels["settings"] == "chosen":
+            rows = read_metrics(run.path / "metrics.jsonl")
+            losses = {row["step"]: row[_LOSS] for row in rows if _LOSS in row}
+            last = max(losses)
+            before = max(step for step in losses if step <= 0.76 * last)
+            at = int(run.train_examples or 0), run.labels["family"]
+            found.setdefault(at, []).append(losses[last] - losses[before])
+    sizes = sorted({size for size, _ in found})
+    lines = [
+        [family, *(f"{np.mean(found.get((size, family), [np.nan])):+.2f}" for size in sizes)]
+        for family in FAMILIES
+    ]
+    return markdown_table(["images", *(f"{size:,}" for size in sizes)], lines)
 
 
-def _at(run: Run) -> tuple[int, str, str]:
-    return int(run.train_examples or 0), str(run.family), run.labels["head"]
+def settings_table(runs: Sequence[Run]) -> str:
+    """Returns the chosen heads and rates; "(edge)": the smallest or largest rate that was tried."""
+    chosen: dict[tuple[int, str], str] = {}
+    for run in runs:
+        if run.labels["settings"] == "chosen":
+            rate = float(run.config["optimizer.learning_rate"])
+            edge = " (edge)" if rate in (min(SMALL_RATES), max(SMALL_RATES)) else ""
+            at = int(run.train_examples or 0), run.labels["family"]
+            chosen[at] = f"{run.config['model.pooling']}, {rate:g}{edge}"
+    sizes = sorted({size for size, _ in chosen})
+    lines = [[family, *(chosen.get((size, family), "–") for size in sizes)] for family in FAMILIES]
+    return markdown_table(["images", *(f"{size:,}" for size in sizes)], lines)
 
 
-def _draw(frame: pd.DataFrame, metric: str) -> Cells:
-    """Returns the mean of each cell and its draws."""
-    keys = {"size": "train_examples", "family": "family", "head": "head", "rate": "role"}
-    observed = observe(frame, metric, {}, **keys)
-    names = [f"@{key}" for key in keys]
-    drawn = draw_means(observed, names)
-    means = observed.groupby(names)[VALUE].mean()
-    return {
-        (int(at[0]), *at[1:]): np.concatenate([[means[at]], draws])
-        for at, draws in cast(dict[Any, np.ndarray], drawn["draws"].to_dict()).items()
-    }
+def _percent(draws: np.ndarray | None) -> str:
+    if draws is None:
+        return "–"
+    low, high = interval(draws[1:])
+    return f"{draws[0]:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def own_heads(dev: Cells, size: int, family: str) -> tuple[list[str], np.ndarray]:
-    """Returns the heads of a family, and the place of the best held-out score in each draw."""
-    heads = [at[2] for at in dev if at[:2] == (size, family) and at[3] == OWN]
-    scores = np.array([dev[size, family, head, OWN] for head in heads])
-    return heads, scores.argmax(axis=0) if heads else np.array([], int)
-
-
-def with_own_head(study: Study, size: int, family: str, rate: str) -> np.ndarray | None:
-    """Returns draws of the accuracy with the head that each draw chooses; None: not measured."""
-    heads, best = own_heads(study.dev, size, family)
-    if not heads or any((size, family, head, rate) not in study.test for head in heads):
-        return None
-    return np.choose(best, [study.test[size, family, head, rate] for head in heads])
-
-
-def divide(
-    both_usual: np.ndarray, own_rates: np.ndarray, heads: np.ndarray, both_own: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Divides a distance between two families, in both orders.
-
-    Args:
-        both_usual: distance with usual heads and one rate.
-        own_rates: with usual heads and own rates.
-        heads: with own heads and one rate.
-        both_own: with own heads and own rates.
-
-    Returns:
-        What each part contributes. In each order the parts and the family add up to `both_usual`.
-
-    >>> parts = divide(*(np.array([x]) for x in (10.0, 7.0, 4.0, 2.0)))
-    >>> {name: float(part[0]) for name, part in parts.items()}
-    {'rate': 3.0, 'then head': 5.0, 'head': 6.0, 'then rate': 2.0, 'family': 2.0}
-    """
-    return {
-        "rate": both_usual - own_rates,
-        "then head": own_rates - both_own,
-        "head": both_usual - heads,
-        "then rate": heads - both_own,
-        "family": both_own,
-    }
-
-
-def crossing(ours: Draws, theirs: Draws) -> np.ndarray:
-    """Returns the size from which our curve is ahead, for each draw.
-
-    It is interpolated between neighbouring sizes, linearly in the logarithm of the size.
-
-    Args:
-        ours: size -> draws of our accuracy.
-        theirs: the same for the other model.
-
-    Returns:
-        The last size at which we overtake; 0 if we are ahead at all sizes, infinity if we are
-        behind at the largest.
-
-    >>> two = {100: np.array([0.2, 0.5]), 10_000: np.array([0.8, 0.5])}
-    >>> crossing(two, {100: np.array([0.4, 0.6]), 10_000: np.array([0.6, 0.6])}).round()
-    array([1000.,   inf])
-    """
-    sizes = sorted(ours.keys() & theirs.keys())
-    ahead = {size: ours[size] - theirs[size] for size in sizes}
-    found = np.zeros_like(ahead[sizes[0]])
-    for low, high in itertools.pairwise(sizes):
-        overtakes = (ahead[low] <= 0) & (ahead[high] > 0)
-        share = np.divide(-ahead[low], ahead[high] - ahead[low], where=overtakes, out=found * 0)
-        found = np.where(overtakes, low * (high / low) ** share, found)
-    return np.where(ahead[sizes[-1]] > 0, found, np.inf)
-
-
-def gap_table(study: Study, behind: str = "ViT", ahead: str = "ResNet") -> str:
-    """Returns the division of the distance between two families at each size, as Markdown."""
-    lines = []
-    for size in sorted({at[0] for at in study.test}):
-        distances = []
-        for heads, rate in itertools.product((USUAL_HEADS, None), (SHARED, OWN)):
-            pair = [
-                study.test.get((size, family, heads[family], rate))
-                if heads
-                else with_own_head(study, size, family, rate)
-                for family in (ahead, behind)
-            ]
-            if pair[0] is not None and pair[1] is not None:
-                distances.append(100 * (pair[0] - pair[1]))
-        if len(distances) < 4:
-            continue
-        usual, own_rates, heads, own = distances
-        chosen = ", ".join(_settings(study, size, family) for family in (ahead, behind))
-        parts = divide(usual, own_rates, heads, own).values()
-        lines.append([f"{size:,}", chosen, *map(_shown, (usual, *parts)), _share(usual, own)])
-    header = ["images", "own settings", f"{ahead} minus {behind}", "own rates", "then own heads",
-              "own heads", "then own rates", "family", "share of head and rate"]  # fmt: skip
-    return markdown_table(header, lines)
-
-
-def _settings(study: Study, size: int, family: str) -> str:
-    """Returns the head and rate of a family, and whether the rate is the edge of those tried."""
-    heads, best = own_heads(study.dev, size, family)
-    head = heads[best[0]]
-    rate = study.rates[size, family, head]
-    edge = " (edge)" if rate in (min(RATES), max(RATES)) else ""
-    return f"{family} {head} at {rate:g}{edge}"
-
-
-def _share(usual: np.ndarray, own: np.ndarray) -> str:
-    """Returns the share of a distance that goes away; nothing if there may be no distance."""
-    low, high = interval(usual[1:])
-    if low <= 0 <= high:
-        return "– (no distance is told apart)"
-    shares = 100 * (usual - own) / usual
-    low, high = interval(shares[1:])
-    return f"{shares[0]:.0f} % [{low:.0f}, {high:.0f}]"
-
-
-def crossing_table(study: Study, against: str = "ResNet") -> str:
-    """Returns where each family overtakes another one, with own heads and rates, as Markdown."""
-    sizes = sorted({at[0] for at in study.dev})
-    curves: dict[str, dict[int, np.ndarray]] = {}
-    for size, family in itertools.product(sizes, IMAGES_PER_SECOND):
-        found = with_own_head(study, size, family, OWN)
-        if found is not None:
-            curves.setdefault(family, {})[size] = found
-    seen = dict(zip(sorted(480 * percent for percent in LENGTHS), LENGTHS.values(), strict=True))
-    lines = []
-    for family, curve in curves.items():
-        known = against in curves and family != against
-        ended = [study.ended_best[at] for at in study.ended_best if at[1] == family]
-        seconds = [
-            f"{seen[size] / IMAGES_PER_SECOND[family]:.0f}" for size in curve if size in seen
-        ]
-        lines.append(
-            [
-                family,
-                " / ".join(_settings(study, size, family) for size in curve),
-                " / ".join(_percent(curve[size]) for size in curve),
-                " / ".join(seconds),
-                f"{sum(best for best, _ in ended)} of {sum(runs for _, runs in ended)}",
-                _where(crossing(curve, curves[against])) if known else "–",
-            ]
-        )
-    shown = " / ".join(f"{size:,}" for size in sizes)
-    header = ["family", "own settings", f"accuracy at {shown}", "core-seconds of a run",
-              "runs with the best weights at the end", f"ahead of the {against} from"]  # fmt: skip
-    return markdown_table(header, lines)
-
-
-def _shown(draws: np.ndarray) -> str:
+def _points(draws: np.ndarray | None) -> str:
+    if draws is None:
+        return "–"
     low, high = interval(draws[1:])
     return f"{draws[0]:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def _percent(draws: np.ndarray) -> str:
-    low, high = interval(100 * draws[1:])
-    return f"{100 * draws[0]:.1f} [{low:.1f}, {high:.1f}]"
-
-
-def _where(found: np.ndarray) -> str:
-    """Returns a crossing and its interval as text; the first element is the estimate."""
-    # The method does not interpolate, which infinity would turn into NaN.
-    low, high = np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf")
-    names = {0.0: "all sizes", np.inf: "none"}
-    texts = [names.get(float(x)) or f"{short_number(x)} images" for x in (found[0], low, high)]
-    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the tables and, with --into, writes them into a page."""
-    parser = argparse.ArgumentParser(description="Head, learning rate or family?")
+    parser = argparse.ArgumentParser(description="ViT against ResNet by the size of the data")
     parser.add_argument("folder", type=Path, help="folder of the sweep")
     parser.add_argument("--into", type=Path, help="page with the two markers for the tables")
     args = parser.parse_args(arguments)
     try:
         if args.into is not None:
             check_markers(args.into, *_MARKERS)
-        study = read_study(args.folder)
+        runs = read_finals(args.folder)
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
-    text = f"{gap_table(study)}\n\n{crossing_table(study)}"
+    cells = draw_cells(runs)
+    text = "\n\n".join(
+        [
+            gap_table(cells),
+            " ".join(trend(cells, behind) for behind in ("ViT", "hybrid")),
+            f"Chosen heads and rates:\n\n{settings_table(runs)}",
+            "Change of the held-out loss in the last quarter of the runs:\n\n"
+            f"{still_falling(runs)}",
+        ]
+    )
     print(text)
     if args.into is not None:
         replace_between_markers(args.into, text + "\n", *_MARKERS)

@@ -182,10 +182,10 @@ def _small() -> Iterator[Job | Selection]:
         labels = {"family": family, "dataset": "cifar10", "settings": "chosen"}
         yield Selection(
             f"{size}/{family}",
-            [(config, {**_small_settings(size, SMALL_LENGTH // 4), **one}) for one in tried],
+            [(config, {**small_settings(size, SMALL_LENGTH // 4), **one}) for one in tried],
             "eval/dev/accuracy_top1",
             seeds=SMALL_SEEDS,
-            final_overrides=_small_settings(size, SMALL_LENGTH),
+            final_overrides=small_settings(size, SMALL_LENGTH),
             labels=labels,
         )
     for seed, size, family in itertools.product(SMALL_SEEDS, SMALL_SIZES, ("ViT", "ResNet")):
@@ -193,14 +193,14 @@ def _small() -> Iterator[Job | Selection]:
         same = {"model.pooling": usual, "optimizer.learning_rate": SHARED_RATE, "seed": seed}
         yield Job(
             f"configs/cifar10_small.py:{model}",
-            {**_small_settings(size, SMALL_LENGTH), **same},
+            {**small_settings(size, SMALL_LENGTH), **same},
             name=f"shared/{size}/{family}/seed{seed}",
             labels={"family": family, "dataset": "cifar10", "settings": "shared"},
             stage="final",
         )
 
 
-def _small_settings(size: int, length: int) -> dict[str, Any]:
+def small_settings(size: int, length: int) -> dict[str, Any]:
     """Returns the overrides of runs that see `length` images, of `size` different ones."""
     return {
         "data.train_split": "train[:96%]",

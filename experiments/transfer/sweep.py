@@ -13,6 +13,7 @@ paper   arXiv:2010.11929, Table 5: ViTs pretrained on ImageNet-21k, fine-tuned o
 from collections.abc import Iterator
 from typing import Any
 
+from experiments.data_size.sweep import small_settings
 from vit_jax.config.file import parse_arg
 from vit_jax.config.transfer_protocols import search_space
 from vit_jax.sweep import Job, Selection, folder_name, vary
@@ -70,19 +71,8 @@ def _small() -> Iterator[Job | Selection]:
 
 
 def _pretraining(length: int) -> dict[str, Any]:
-    """Returns the overrides of runs that see `length` images."""
-    return {
-        "model.pooling": "flatten",  # Chosen for all three by experiments/data_size.
-        "data.train_split": "train[:96%]",
-        "train_examples": length,
-        "optimizer.schedule.warmup_examples": length // 10,
-        "evaluation.splits": {"dev": "train[96%:]"},
-        "evaluation.final_splits": {"test": "test"},
-        "evaluation.interval_examples": length // 8,
-        "early_stopping.metric": "eval/dev/accuracy_top1",  # Keeps the best weights.
-        "checkpoint.interval_examples": length // 16,
-        "logging.interval_steps": 100,
-    }
+    # The head that experiments/data_size chooses for all three.
+    return {"model.pooling": "flatten", **small_settings(48_000, length)}
 
 
 def _fine_tuning(pretrained: str, dataset: str) -> dict[str, Any]:
