@@ -8,7 +8,7 @@ hybrid in points, the same lead with the usual heads and one shared rate, and ho
 is head and rate. Then the change of the lead from the smallest to the largest size, and by how much
 the held-out loss still falls in the last quarter of the runs.
 
-Intervals are 95 %, over test images (not paired) and seeds, as in reports.
+Intervals are 95 %, over test images (paired) and seeds, as in reports.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def gap_table(cells: Cells) -> str:
             [f"{size:,}", *map(_percent, shown), f"{PIXELS[size]:.1f}", *map(_points, leads)]
         )
     header = ["images", *FAMILIES, "pixels", "ResNet ahead of ViT", "of hybrid",
-              "of ViT, usual heads, one rate", "of it head and rate"]  # fmt: skip
+              "of ViT, usual heads, one rate", "usual minus chosen"]  # fmt: skip
     return markdown_table(header, lines)
 
 

@@ -1,16 +1,14 @@
 """Is the inductive bias learned? Equivariance, permuted patches, attention distance by data size.
 
-    python -m experiments.learned_bias.measure runs/heads --data_dir=DATA
+    python -m experiments.learned_bias.measure runs/data_size --data_dir=DATA
         [--output=experiments/learned_bias/results] [--into=experiments/learned_bias/README.md]
 
-Analyses the final runs of data_size/heads.py with `analyze` and the scripts of inside_vit, and each
-of their models at its initial values, on the same test images. Then prints each measure by family,
-head and number of training images, and its slope against the logarithm of that number. Runs with
-more images were also trained for longer, so a slope is the effect of both. All slopes are one
-family of tests (Holm).
-Runs that are analysed are not analysed again.
+Analyses the final runs of data_size/sweep.py with `analyze` and the scripts of inside_vit, and each
+of their models at its initial values, on the same test images. Then prints each measure by family
+and number of training images, and its slope against the logarithm of that number. All slopes are
+one family of tests (Holm). Runs that are analysed are not analysed again.
 
-Cost: about a minute of a core for each of 56 models, 3,400 core-seconds, after data_size/heads.py.
+Cost: about a minute of a core for each of 45 models, after data_size/sweep.py.
 """
 
 import argparse
@@ -39,7 +37,6 @@ MEASURES = {
     "patch shift": "error of equivariance of the last map to a shift by one patch",
     "pixel shift": "error of equivariance of the last map to a shift by one pixel",
     "interior": "the same far from the border, in the last map that has such cells",
-    "invariance": "change of the pooled features by a shift of one pixel",
     "permutation": "share of the accuracy above chance that is left with permuted patches",
     "distance": "mean attention distance minus that of uniform attention, pixels",
     "nearest head": "the same of the most local head",
@@ -52,7 +49,7 @@ _PATCH_PX = 4
 def main(arguments: Sequence[str] | None = None) -> None:
     """Analyses the runs and prints the tables."""
     parser = argparse.ArgumentParser(description="Is the inductive bias learned?")
-    parser.add_argument("folder", type=Path, help="folder of the sweep data_size/heads.py")
+    parser.add_argument("folder", type=Path, help="folder of the sweep data_size/sweep.py")
     parser.add_argument("--data_dir", type=Path, required=True, help="folder of cifar10")
     parser.add_argument("--output", type=Path, help="folder for measures.csv")
     parser.add_argument("--into", type=Path, help="page with the two markers for the tables")
@@ -73,29 +70,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_all(folder: Path, data_dir: Path) -> pd.DataFrame:
-    """Analyses the finished final runs with own rates, and their models before training.
+    """Analyses the finished final runs with chosen settings, and their models before training.
 
     Returns:
-        One row for each run and measure: family, head, seed, images (0: not trained), measure,
-        value.
+        One row for each run and measure: family, seed, images (0: not trained), measure, value.
 
     Raises:
         ConfigError: there are no such runs, or one cannot be analysed.
     """
     frame = run_frame(read_runs([folder]).runs)
     frame = frame[(frame["state"] == "finished") & (frame["stage"] == "final")]
-    runs = [run for run in frame.index if run.labels.get("rate") == "own"]
+    runs = [run for run in frame.index if run.labels.get("settings") == "chosen"]
     if not runs:
         raise ConfigError(
-            f"{folder} has no finished final runs with rates of their own",
-            "the --workdir of the sweep data_size/heads.py",
+            f"{folder} has no finished final runs with chosen settings",
+            "the --workdir of the sweep data_size/sweep.py",
             "check the path, or let more jobs finish",
         )
     rows, untrained = [], set()
     for run in runs:
         rows += _measure(run, data_dir)
-        if (run.model, run.labels["head"], run.seed) not in untrained:
-            untrained.add((run.model, run.labels["head"], run.seed))
+        if (run.model, run.seed) not in untrained:
+            untrained.add((run.model, run.seed))
             rows += _measure(run, data_dir, untrained=True)
     return pd.DataFrame(rows)
 
@@ -122,21 +118,14 @@ def _measure(run: Run, data_dir: Path, *, untrained: bool = False) -> list[dict[
     found = {part: pd.read_csv(output / f"{part}.csv") for part in parts}
     about = {
         "family": run.family,
-        "head": run.labels["head"],
         "seed": run.seed,
         "images": 0 if untrained else run.train_examples,
     }
-    measures = summarise(found, pools=run.labels["head"] != "flatten")
-    return [about | {"measure": k, "value": v} for k, v in measures.items()]
+    return [about | {"measure": k, "value": v} for k, v in summarise(found).items()]
 
 
-def summarise(found: dict[str, pd.DataFrame], *, pools: bool = True) -> dict[str, float]:
-    """Returns one number for each measure of MEASURES that an analysis has.
-
-    Args:
-        found: analysis -> the table that it wrote.
-        pools: whether the head pools the map; else its features are no invariant to measure.
-    """
+def summarise(found: dict[str, pd.DataFrame]) -> dict[str, float]:
+    """Returns one number for each measure of MEASURES, from analysis -> the table it wrote."""
     errors = found["equivariance"]
     maps = errors[~errors["layer"].str.startswith(("class token", "pre_logits"))]
     last = maps[maps["layer"] == maps["layer"].iloc[-1]]
@@ -145,9 +134,6 @@ def summarise(found: dict[str, pd.DataFrame], *, pools: bool = True) -> dict[str
     interior = maps[maps["shift_px"] == 1]["interior_error"].dropna()
     if len(interior):
         values["interior"] = float(interior.iloc[-1])
-    if pools:
-        pooled = errors[(errors["layer"] == "pre_logits") & (errors["shift_px"] == 1)]
-        values["invariance"] = float(pooled["error"].mean())
     if "permutation" in found:  # The first row has the images as they are.
         table = found["permutation"]
         above = table["accuracy"] - table["chance"]
@@ -195,14 +181,14 @@ def means_table(rows: pd.DataFrame) -> str:
     """Returns the mean over seeds of each measure by number of images, as Markdown."""
     sizes = sorted({*rows["images"]})
     lines = []
-    for (measure, family, head), group in _groups(rows):
+    for (measure, family), group in _groups(rows):
         means = group.groupby("images")["value"].agg(["mean", "min", "max"])
         texts = {
             size: f"{row['mean']:.3g} ({row['min']:.3g} to {row['max']:.3g})"
             for size, row in means.iterrows()
         }
         cells = [texts.get(size, "–") for size in sizes]
-        lines.append([measure, f"{family} {head}", *cells])
+        lines.append([measure, family, *cells])
     header = ["measure", "model", *("untrained" if not size else f"{size:,}" for size in sizes)]
     return markdown_table(header, lines)
 
@@ -216,20 +202,18 @@ def slopes_table(rows: pd.DataFrame) -> str:
     ]
     lines = []
     corrected = holm([values[-1] for _, values, _ in found])
-    for ((measure, family, head), (value, low, high, _), runs), p in zip(
-        found, corrected, strict=True
-    ):
-        verdict = ("rises" if value > 0 else "falls") if p < 0.05 else "not told apart from level"
+    for ((measure, family), (value, low, high, _), runs), p in zip(found, corrected, strict=True):
+        verdict = ("rises" if value > 0 else "falls") if p < 0.05 else "no change shown"
         cells = [f"{value:+.3g} [{low:+.3g}, {high:+.3g}]", f"{p:.2g}", verdict, str(runs)]
-        lines.append([measure, f"{family} {head}", *cells])
-    header = ["measure", "model", "change for ten times the images, trained for longer [95 %]",
+        lines.append([measure, family, *cells])
+    header = ["measure", "model", "change for ten times the images [95 %]",
               f"p (Holm, {len(found)} slopes)", "", "runs"]  # fmt: skip
     return markdown_table(header, lines)
 
 
-def _groups(rows: pd.DataFrame) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
+def _groups(rows: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
     order = {name: i for i, name in enumerate(MEASURES)}
-    groups = cast(Any, rows.groupby(["measure", "family", "head"]))
+    groups = cast(Any, rows.groupby(["measure", "family"]))
     return sorted(groups, key=lambda item: (order[item[0][0]], item[0][1:]))
 
 

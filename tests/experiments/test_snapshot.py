@@ -14,7 +14,7 @@ SWEEPS = {
     "adam_or_sgd": ("small", "paper"),
     "compute": ("small", "paper"),
     "data_size": (
-        "small", "small,tuned", "imagenet", "imagenet,tuned", "paper", "paper,tuned",
+        "small", "imagenet", "imagenet,tuned", "paper", "paper,tuned",
     ),
     "head_norm_shape": ("small", "paper"),
     "masked_patches": ("small", "paper"),

@@ -17,7 +17,7 @@ from pathlib import Path
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # The intervals of these pair test images: they need the predictions in the run folders, which are
 # not committed.
-_PAIRED = {"distillation"}
+_PAIRED = {"data_size", "distillation"}
 NAMES = sorted({p.parent.parent.name for p in EXPERIMENTS.glob("*/results/runs.csv")} - _PAIRED)
 # Experiment -> ARG of the sweep that made the committed runs, if it is not the default.
 _ARGS = {"position_embeddings": "two_seeds"}
