@@ -11,7 +11,7 @@ SCALE           small     (default) 500 to 48,000 images of CIFAR-10, models of 
                 paper     the paper's runs on JFT: Figure 4, or Figure 3 with `tuned`
 REGULARISATION  same      (default) the same weight decay, dropout and label smoothing for all
                           sizes, as in Figure 4
-                tuned     selected on held-out examples for each size, as in Figure 3
+                tuned     selected on held-out examples for each size, as in Figure 3; not of small
 
 Every run keeps the weights with the best score on held-out examples, except for those of Figure 3.
 """
@@ -22,6 +22,7 @@ from typing import Any
 
 from vit_jax.config.file import parse_arg
 from vit_jax.config.transfer_protocols import search_space
+from vit_jax.errors import ConfigError
 from vit_jax.sweep import Job, Selection, folder_name, product, vary
 
 # Family -> (model, heads). The first head is the usual one, that of the paper.
@@ -70,7 +71,15 @@ def get_sweep(arg: str = "") -> Iterator[Job | Selection]:
     tuned = chosen["regularisation"] == "tuned"
     if chosen["scale"] == "paper":
         return _figure_3() if tuned else _figure_4()
-    return _imagenet(tuned) if chosen["scale"] == "imagenet" else _small()
+    if chosen["scale"] == "imagenet":
+        return _imagenet(tuned)
+    if tuned:
+        raise ConfigError(
+            "scale small with tuned regularisation",
+            "imagenet,tuned or paper,tuned",
+            "small chooses head and rate instead: leave out `tuned`",
+        )
+    return _small()
 
 
 def get_report(arg: str = "") -> dict[str, Any]:

@@ -127,6 +127,8 @@ def test_small_chooses_head_and_rate_at_a_quarter_of_the_length(plan):
 def test_an_unknown_scale_is_a_one_line_error(plan):
     with pytest.raises(ConfigError, match="huge"):
         plan("huge")
+    with pytest.raises(ConfigError, match=r"small with tuned.*imagenet,tuned"):
+        plan("small,tuned")
 
 
 @pytest.mark.parametrize(
