@@ -4,8 +4,8 @@
 
 Reads the finished runs of `sweep.py:small` and prints a table: test accuracies with the head and
 learning rate that were chosen for each model and size, the lead of the ResNet over the ViT and the
-hybrid in points, the same lead with the usual heads and one shared rate, and how much of that lead
-is head and rate. Then the change of the lead from the smallest to the largest size, and by how much
+hybrid in points, the same lead with the usual heads and one shared rate, and the difference of the
+two. Then the change of the lead from the smallest to the largest size, and by how much
 the held-out loss still falls in the last quarter of the runs.
 
 Intervals are 95 %, over test images (paired) and seeds, as in reports.
