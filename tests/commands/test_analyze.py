@@ -119,7 +119,7 @@ def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, c
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--what=rolout"], "'rolout'; expected some of filters, positions, distance, rollout,"),
+        (["--what=rolout"], "'rolout'; expected some of filters, positions, distance, rollout;"),
         (["--what=rolout"], "did you mean 'rollout'?"),
         (["--what="], "--what= with ''"),
         (["--formats=jpg"], "did you mean 'png'?"),
@@ -130,7 +130,6 @@ def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, c
         (["--images=EMPTY", "--dataset=cifar10"], "--images and --dataset; expected one of them"),
         (["--dataset=no_such_set", "--data_dir=EMPTY"], "no_such_set"),
         (["--what=filters", "--output=EMPTY/../text.png"], "text.png is a file; expected a folder"),
-        (["--untrained", "--what=masked_patches"], "--untrained with masked_patches"),
         (["--num_images=0"], "'0' is not a positive whole number"),
     ],
 )

@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_notebooks_are_kept_without_output_and_install_in_their_first_cell():
-    assert len(NOTEBOOKS) == 5
+    assert len(NOTEBOOKS) == 4
     for path in NOTEBOOKS:
         cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
         assert "%pip install" in "".join(cells[0]["source"])

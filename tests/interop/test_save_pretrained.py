@@ -8,18 +8,38 @@ from weight_files import TINY
 
 import vit_jax
 from vit_jax.errors import WeightsError
+from vit_jax.interop.save import format_names
+from vit_jax.models.family import EvalView
+
+MODELS = {
+    "orbax": ("ViT-Ti/8", TINY),
+    "timm": ("ViT-Ti/8", TINY),
+    "transformers": ("ViT-Ti/8", TINY),
+    "vision_transformer": ("ViT-Ti/8", TINY),
+    "big_transfer": ("BiT-R26x1", {}),
+}
 
 
-@pytest.mark.parametrize(("format", "name"), [("orbax", "tuned"), ("vision_transformer", "t.npz")])
-def test_a_changed_model_is_read_as_it_was_saved(format, name, tmp_path):
-    model = vit_jax.create_model("ViT-Ti/8", num_classes=3, image_size=16, **TINY)
-    kernel = jax.random.normal(jax.random.key(0), (24, 3))
-    model.head.linear.kernel[...] = kernel
-    model.class_names = ("cat", "dog", "owl")
-    vit_jax.save_pretrained(model, tmp_path / name, format)
-    again = vit_jax.load_pretrained(tmp_path / name)
+def test_every_format_is_tested():
+    assert set(MODELS) == set(format_names())
+
+
+@pytest.mark.parametrize(
+    "format", [pytest.param(f, marks=[pytest.mark.slow] * (f == "big_transfer")) for f in MODELS]
+)
+def test_weights_names_and_preprocessing_are_read_as_they_were_saved(format, tmp_path):
+    name, options = MODELS[format]
+    path = tmp_path / ("tuned.npz" if format in ("vision_transformer", "big_transfer") else "tuned")
+    model = vit_jax.create_model(name, num_classes=3, image_size=16, **options)
+    head = model.head.linear.kernel
+    head[...] = jax.random.normal(jax.random.key(0), head.shape)
+    model.class_names, model.view = ("cat", "dog", "owl"), EvalView("central", 0.9, False)
+    vit_jax.save_pretrained(model, path, format=format)
+    again = vit_jax.load_pretrained(path)
     assert (again.image_size, again.class_names) == ((16, 16), ("cat", "dog", "owl"))
-    np.testing.assert_array_equal(again.head.linear.kernel[...], kernel)
+    assert vit_jax.preprocess_of(again) == vit_jax.preprocess_of(model)
+    assert again.config == model.config
+    np.testing.assert_array_equal(again.head.linear.kernel[...], head[...])
     images = jax.random.uniform(jax.random.key(1), (2, 16, 16, 3), minval=-1)
     assert jnp.array_equal(again(images), model(images))
 

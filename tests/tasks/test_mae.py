@@ -11,6 +11,7 @@ from processes import one_line
 from random_models import randomize
 from shared_programs import shared_program, stop_after
 
+from experiments.masked_patches import pictures
 from vit_jax.__main__ import main
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
@@ -20,6 +21,7 @@ from vit_jax.interop.load import load
 from vit_jax.interop.native import open_native
 from vit_jax.models.position import sincos_2d_mae
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.mae.model import num_visible
 from vit_jax.tasks.mae.task import (
@@ -299,15 +301,17 @@ def test_a_trained_run_loads_as_an_encoder(finished):
 
 
 @pytest.mark.slow
-def test_analyze_draws_what_is_reconstructed(finished, tmp_path, capsys):
-    output = tmp_path / "pictures"
-    arguments = ["--what=mae", "--num_pictures=3", f"--output={output}"]
-    assert main(["analyze", str(finished[0]), *arguments]) == 0
-    assert "images: 3, 12 of 16 patches hidden" in capsys.readouterr().out
-    arrays = np.load(output / "mae.npz")
-    assert arrays["predicted"].shape == (3, 16, 16, 3)
-    assert arrays["hidden"].sum() == 3 * 12
-    assert (output / "mae.png").stat().st_size > 5_000
+def test_pictures_keep_the_visible_patches(finished):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
+    rows = pictures.predict(read_config(finished[0]), finished[0], pixels)
+    assert list(rows) == ["input", "visible", "reconstructed"]
+    tiles = {
+        n: r.reshape(3, 4, 4, 4, 4, 3).swapaxes(2, 3).reshape(3, 16, -1) for n, r in rows.items()
+    }
+    hidden = (tiles["visible"] == 128).all(-1)
+    assert hidden.sum() == 3 * 12
+    changed = (tiles["reconstructed"] != tiles["input"]).any(-1)
+    np.testing.assert_array_equal(changed, hidden)
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from processes import one_line
 from random_models import randomize
 from shared_programs import shared_program, stop_after
 
-from vit_jax.__main__ import main
+from experiments.masked_patches import pictures
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.evaluation.loop import evaluate
 from vit_jax.interop.load import load
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch
 from vit_jax.train.init_from import model_of_weights
@@ -223,25 +223,22 @@ def test_a_trained_run_loads_as_a_model_without_a_head(finished):
 
 
 @pytest.mark.slow
-def test_analyze_draws_the_predictions(finished, tmp_path, capsys):
-    folder, _ = finished
-    output = tmp_path / "pictures"
-    arguments = ["--what=masked_patches", "--num_pictures=3", f"--output={output}"]
-    assert main(["analyze", str(folder), *arguments]) == 0
-    assert "images: 3, 8 of 16 patches corrupted" in capsys.readouterr().out
-    arrays = np.load(output / "masked_patches.npz")
-    assert arrays["corrupted"].shape == (3, 4, 4)
-    rows = (output / "masked_patches.csv").read_text().splitlines()
-    assert len(rows) == 1 + 3 * 8
-    assert (output / "masked_patches.png").stat().st_size > 5_000
-
-
-def test_analyze_refuses_a_run_of_another_task(tmp_path, capfd):
-    from weight_files import random_weights
-
-    random_weights(tmp_path / "ours")
-    assert main(["analyze", str(tmp_path / "ours"), "--what=masked_patches"]) == 2
-    assert "masked_patches of no run folder" in one_line(capfd)
+def test_pictures_show_the_corruption_and_the_colours(finished, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
+    rows = pictures.predict(read_config(finished[0]), finished[0], pixels)
+    assert list(rows) == ["input", "shown", "predicted", "true colours"]
+    tiles = {
+        n: r.reshape(3, 4, 4, 4, 4, 3).swapaxes(2, 3).reshape(3, 16, -1) for n, r in rows.items()
+    }
+    gray = (tiles["shown"] == 128).all(-1)
+    painted = (tiles["true colours"] != tiles["input"]).any(-1)
+    assert painted.sum(1).tolist() == [8, 8, 8]  # Half of 16 patches.
+    assert not (gray & ~painted).any()
+    assert ((tiles["predicted"] != tiles["input"]).any(-1) == painted).all()
+    means = tiles["input"].reshape(3, 16, 16, 3).mean(2) // 32 * 32 + 15
+    np.testing.assert_array_equal(tiles["true colours"][painted][:, :3], means[painted])
+    pictures.draw_rows(rows, tmp_path / "made.png")
+    assert (tmp_path / "made.png").stat().st_size > 5_000
 
 
 @pytest.mark.parametrize(

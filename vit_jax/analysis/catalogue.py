@@ -1,7 +1,7 @@
 """The analyses of the `analyze` command.
 
 To add one, write a module with the analysis and a function that turns its result into an `Output`,
-and add a row to ANALYSES. Tasks can add their own pictures, see `vit_jax.tasks`.
+and add a row to ANALYSES.
 """
 
 import dataclasses

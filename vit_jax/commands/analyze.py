@@ -6,12 +6,10 @@
     python -m vit_jax analyze B_16.npz --dataset=imagenet_v2 --split=test --data_dir=DATA
     python -m vit_jax analyze runs/quickstart --untrained --output=untrained
 
-  filters         first principal components of the first layer's RGB filters
-  positions       cosine similarity of the position embeddings
-  distance        mean attention distance of every head, in pixels
-  rollout         attention rollout: share of each patch in the output
-  masked_patches  predictions of a run with task masked_patches
-  mae             reconstructions of a run with task mae
+  filters    first principal components of the first layer's RGB filters
+  positions  cosine similarity of the position embeddings
+  distance   mean attention distance of every head, in pixels
+  rollout    attention rollout: share of each patch in the output
 
 Each writes pictures, a CSV file with the numbers and an npz file with the arrays. Without --images
 and --dataset, a run folder is analysed with the images that it was evaluated on. --untrained
@@ -22,7 +20,7 @@ analyses the same architecture with initial values drawn from --seed, for compar
 import argparse
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +31,9 @@ from vit_jax.config.data import DataConfig
 from vit_jax.errors import ConfigError, DataError, ModelError, nearest
 from vit_jax.storage.files import write_json
 from vit_jax.storage.paths import check_output_folder, user_path
-from vit_jax.tasks import tasks_with_pictures
 
 if TYPE_CHECKING:
-    from vit_jax.analysis.catalogue import Count
+    from vit_jax.analysis.catalogue import Analysis, Count
     from vit_jax.analysis.images import Images
     from vit_jax.analysis.output import Output
     from vit_jax.interop.load import Loaded
@@ -86,56 +83,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """One analysis of this model.
-
-    Attributes:
-        check: raises ModelError if it does not apply to the model.
-        run: images, or None if it needs none -> its output.
-        count: its number of images, and the argument --num_... that sets it; None: no images.
-    """
-
-    check: Callable[[], Any]
-    run: Callable[["Images | None"], "Output"]
-    count: "Count | None"
-
-
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.analysis.catalogue import ANALYSES
     from vit_jax.analysis.output import FORMATS
 
-    pictures = tasks_with_pictures()
-    names = [*(analysis.name for analysis in ANALYSES), *pictures]
-    asked = _chosen("--what", args.what, names) if args.what is not None else None
+    known = {analysis.name: analysis for analysis in ANALYSES}
+    asked = None if args.what is None else _chosen("--what", args.what, known)
     formats = _chosen("--formats", args.formats, FORMATS)
     if args.images and args.dataset:
         raise ConfigError("--images and --dataset", "one of them", "leave one out")
-    for name in set(asked or ()) & set(pictures):
-        if args.untrained:
-            raise ConfigError(
-                f"--untrained with {name}, which shows what a run has learned",
-                ",".join(n for n in names if n not in pictures),
-                "leave one out",
-            )
     run_folder = _run_folder(args.model)
     output = _output_folder(args, run_folder)
     check_output_folder(output)
     loaded = load_model(args.model, args, overrides, seed=args.seed, quiet=args.untrained)
     if args.untrained:
         loaded = dataclasses.replace(loaded, model=_initial(loaded, args.seed))
-    jobs = _jobs(args, loaded)
-    if not args.untrained:
-        jobs |= _picture_jobs(args, loaded, run_folder)
-    chosen = _applicable(jobs, asked)
+    chosen = _applicable([known[name] for name in asked or known], loaded, asked is not None)
     images = None
-    if any(jobs[name].count for name in chosen):
+    if any(analysis.count for analysis in chosen):
         images = _images(args, loaded, run_folder)
     output.mkdir(parents=True, exist_ok=True)
-    for name in chosen:
-        _write(name, jobs[name].run(_some(images, jobs[name].count, args)), output, formats)
-    _describe(args, loaded, images, {name: jobs[name].count for name in chosen}, output)
+    for one in chosen:
+        found = one.run(loaded.model, _some(images, one.count, args), args.batch_size)
+        _write(one.name, found, output, formats)
+    _describe(args, loaded, images, chosen, output)
     print(f"written to {output}")
     return 0
 
@@ -162,73 +134,18 @@ def _initial(loaded: "Loaded", seed: int) -> Any:
     return create_model(seed=seed, **sizes, **loaded.options.to_mapping())
 
 
-def _jobs(args: argparse.Namespace, loaded: "Loaded") -> dict[str, _Job]:
-    """Returns the analyses of the model by name."""
-    from vit_jax.analysis.catalogue import ANALYSES, Analysis
-
-    def job(analysis: Analysis) -> _Job:
-        def run(images: "Images | None") -> "Output":
-            return analysis.run(loaded.model, images, args.batch_size)
-
-        return _Job(lambda: analysis.check(loaded.model), run, analysis.count)
-
-    return {analysis.name: job(analysis) for analysis in ANALYSES}
-
-
-def _picture_jobs(
-    args: argparse.Namespace, loaded: "Loaded", run_folder: Path | None
-) -> dict[str, _Job]:
-    """Returns task -> the analysis of a run that the task provides."""
-    from vit_jax.analysis.output import Output
-    from vit_jax.run.folder import read_config
-    from vit_jax.tasks.task import load_pictures
-
-    config = None if run_folder is None else read_config(run_folder)
-
-    def job(name: str) -> _Job:
-        def check() -> None:
-            if config is None or config.task != name:
-                source = "no run folder" if config is None else f"a run of {config.task}"
-                raise ModelError(
-                    f"{name} of {source}",
-                    f"the run folder of a run with task {name}",
-                    "choose another analysis, or train such a run",
-                )
-            side = config.data.image_size
-            if loaded.image_size != (side, side):
-                height, width = loaded.image_size
-                raise ModelError(
-                    f"{name} at {height}x{width} pixels of a model for {side}",
-                    "the size that the model was trained at",
-                    "remove --image_size",
-                )
-
-        def run(images: "Images | None") -> "Output":
-            assert images is not None
-            assert run_folder is not None
-            checkpoint = user_path(args.model)
-            make_picture = load_pictures(name)
-            found = make_picture(run_folder, checkpoint, images.pixels, args.batch_size)
-            return Output(found.figure, found.arrays, found.rows, found.summary)
-
-        return _Job(check, run, "num_pictures")
-
-    return {name: job(name) for name in tasks_with_pictures()}
-
-
-def _applicable(jobs: dict[str, _Job], asked: list[str] | None) -> list[str]:
-    """Returns the analyses that apply to the model; raises an error if a requested one does not."""
+def _applicable(analyses: "list[Analysis]", loaded: "Loaded", asked: bool) -> "list[Analysis]":
+    """Returns the analyses that apply to the model; raises an error if an asked one does not."""
     found = []
-    for name in asked or jobs:
+    for one in analyses:
         try:
-            jobs[name].check()
+            one.check(loaded.model)
         except ModelError as error:
-            if asked is not None:
+            if asked:
                 raise
-            if name not in tasks_with_pictures():  # Most runs have another task.
-                log.info("left out: %s", error.got)
+            log.info("left out: %s", error.got)
         else:
-            found.append(name)
+            found.append(one)
     return found
 
 
@@ -311,7 +228,7 @@ def _describe(
     args: argparse.Namespace,
     loaded: "Loaded",
     images: "Images | None",
-    chosen: "dict[str, Count | None]",
+    chosen: "list[Analysis]",
     output: Path,
 ) -> None:
     """Writes analysis.json, which names the model and images of the other files."""
@@ -322,13 +239,13 @@ def _describe(
             return None
         return list(some.names) if count == "num_pictures" else len(some.names)
 
-    counts = {name: used(count) for name, count in chosen.items() if count}
+    counts = {one.name: used(one.count) for one in chosen if one.count}
     about = {
         "checkpoint": args.model,
         "untrained": args.untrained,
         "model": dict(loaded.options.to_mapping()),
         "image_size": list(loaded.image_size),
-        "what": list(chosen),
+        "what": [one.name for one in chosen],
         "images": None if images is None else {"from": images.origin, **counts},
         "seed": args.seed,
     }

@@ -43,10 +43,7 @@ def write_about(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def with_about(info: WeightsInfo, path: Path) -> WeightsInfo:
-    """Returns a description of an npz file's tensors with what `write_about` added to the file.
-
-    The image size of the tensors counts before that of the file.
-    """
+    """Returns a description of an npz file's tensors with what `write_about` added to the file."""
     with zipfile.ZipFile(path) as archive:
         comment = archive.comment
     if not comment.startswith(_START):
@@ -61,7 +58,7 @@ def with_about(info: WeightsInfo, path: Path) -> WeightsInfo:
     names = tuple(about.class_names)
     return dataclasses.replace(
         info,
-        image_size=info.image_size or about.image_size,
+        image_size=about.image_size,
         class_names=names if names and len(names) == info.num_classes else info.class_names,
         view=view,
     )

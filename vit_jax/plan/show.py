@@ -19,9 +19,8 @@ _ROWS = 6
 
 _NOTES: tuple[str, ...] = (
     "Memory is the compiler's plan. Times are the program's work divided by the chip's published"
-    " rates. Nothing was run, and real steps are slower than the overlapped time. Overlapped is the"
-    " longest of these times, in turn is their sum. Data loading, evaluation and checkpoints"
-    " are not included.",
+    " rates. Nothing was run. The best case is the longest of these times: real steps are slower."
+    " Without overlap, the times add up. Data loading, evaluation and checkpoints are left out.",
     "FLOPs are counted in the traced program with loops and recomputation. MFU counts only model"
     " FLOPs. Memory traffic counts each operand and result of a compiled instruction once. It is"
     " too high if an instruction reads only part of an operand, and it ignores caches.",
@@ -129,10 +128,10 @@ def _step_table(plan: Plan) -> Table:
             note,
         )
     table.add_section()
-    for name, seconds in (("overlapped", bound.overlapped_s), ("in turn", bound.in_turn_s)):
+    for name, seconds in (("best case", bound.overlapped_s), ("no overlap", bound.in_turn_s)):
         mfu = bound.mfu(seconds)
         note = "" if mfu is None else f"MFU {mfu:.1%}"
-        if name == "overlapped" and bound.limited_by and seconds is not None:
+        if name == "best case" and bound.limited_by and seconds is not None:
             note = f"{note} at most, {bound.limited_by}-bound"
         table.add_row(f"[bold]{name}", "", "", f"[bold]{_format_ms(seconds)}", note)
     return table
@@ -188,7 +187,10 @@ def _run_table(plan: Plan, assumed_mfu: float) -> Table:
         left=f"{_epochs(plan):,.4g} epochs",
     )
     bound = plan.roofline
-    rows = [("at least", bound.overlapped_s, "overlapped"), ("", bound.in_turn_s, "in turn")]
+    rows = [
+        ("best case", bound.overlapped_s, "everything overlaps"),
+        ("no overlap", bound.in_turn_s, ""),
+    ]
     at_mfu = bound.seconds_at_mfu(assumed_mfu)
     if at_mfu is not None:
         rows.append((f"if it reaches MFU {assumed_mfu:.0%}", at_mfu, "assumed, --mfu"))
@@ -245,7 +247,7 @@ def show_search(candidates: list[Candidate], console: Console) -> None:
         left="",
     )
     for one in candidates:
-        note = "[bold green]<- fastest" if one is best else ""
+        note = "[bold green]<- chosen" if one is best else ""
         if one.plan is None:
             figures = ("", "", "", "")
             note = one.problem
@@ -269,7 +271,10 @@ def show_search(candidates: list[Candidate], console: Console) -> None:
         )
     console.print(table)
     took = sum(one.plan.compile_s for one in candidates if one.plan is not None)
-    legend = f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: overlapped."
+    legend = (
+        f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: in the best case,"
+        " if everything overlaps. Chosen: the fastest that fits."
+    )
     _print(console, legend, "dim")
 
 

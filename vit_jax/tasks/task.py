@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -187,22 +186,3 @@ def model_image_size(config: Config) -> tuple[int, int]:
 def num_patches(config: Config) -> int:
     """Returns the number of patches of an image, of a run with a model that cuts patches."""
     return math.prod(model_image_size(config)) // model_shape(config.model).stride ** 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A picture of the predictions of a trained model, and its data."""
-
-    figure: Any  # of matplotlib
-    arrays: dict[str, np.ndarray]  # for an npz file
-    rows: list[dict[str, Any]]  # of a CSV file
-    summary: str  # one line
-
-
-# (run folder, checkpoint in it, u8[M, H, W, 3] images of the model's size, batch size) -> Picture.
-MakePicture = Callable[[Path, Path, np.ndarray, int], Picture]
-
-
-def load_pictures(name: str) -> MakePicture:
-    """Returns `make_picture` of a task in `tasks_with_pictures()`."""
-    return importlib.import_module(f"vit_jax.tasks.{name}.pictures").make_picture
