@@ -34,7 +34,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             "data": {
                 "source": "folder",
                 "name": "folder",
-                "train_split": "minitrain_10_percent" if whole else "train",
+                "train_split": "train[:90%]" if whole else "train",
                 "image_size": 64,
                 "global_batch_size": 64,
                 "augment": {"crop": "inception", "min_area": 0.5},
@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             },
             "train_epochs": 10.0,
             "evaluation": {
-                "splits": {"val": "minival_10_percent" if whole else "val"},
+                "splits": {"dev": "train[90%:]"} if whole else {"val": "val"},
                 "interval_epochs": 5.0,
             },
             "checkpoint": {"interval_epochs": 5.0},

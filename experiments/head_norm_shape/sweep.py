@@ -133,8 +133,8 @@ def _small() -> Iterator[Job | Selection]:
     recipe = "configs/cifar10_small.py:ViT-Micro/4"
     shared = {"train_examples": SMALL_EXAMPLES}
     held_out = {
-        "data.train_split": "minitrain_10_percent",
-        "evaluation.splits": {"dev": "minival_10_percent"},
+        "data.train_split": "train[:90%]",
+        "evaluation.splits": {"dev": "train[90%:]"},
     }
     for (head, norm), settings in VARIANTS.items():
         rates = vary("optimizer.learning_rate", SMALL_RATES)

@@ -60,12 +60,15 @@ def _small() -> Iterator[Job | Selection]:
             yield Selection(
                 f"{dataset}/{name}",
                 [
-                    ("configs/transfer.py:tfds", {**_fine_tuning(pretrained, dataset), **rate})
+                    (
+                        "configs/transfer.py:tfds,small",
+                        {**_fine_tuning(pretrained, dataset), **rate},
+                    )
                     for rate in vary("optimizer.learning_rate", SMALL_RATES)
                 ],
                 "eval/dev/accuracy_top1",
                 seeds=(0, 1, 2),
-                final_config="configs/transfer.py:tfds,test",
+                final_config="configs/transfer.py:tfds,small,test",
                 labels=labels,
             )
 
@@ -79,16 +82,9 @@ def _fine_tuning(pretrained: str, dataset: str) -> dict[str, Any]:
     return {
         "init_from": pretrained,
         "data.name": dataset,
-        "data.image_size": 64,
-        # With crops of 5 % of the area, as in the paper, 300 steps are too few.
-        "data.augment.min_area": 0.5,
         "data.global_batch_size": 64,
         "accumulation_steps": 4,  # Microbatches of 16 fit a CPU's cache.
-        "train_steps": 300,
-        "optimizer.schedule.warmup_steps": 30,
         "evaluation.interval_steps": None,
-        "checkpoint.interval_steps": 100,
-        "logging.interval_steps": 10,
     }
 
 

@@ -10,8 +10,8 @@ from vit_jax.data.sources.splits import expand_presets, read_split
 SIZES = {"train": 1000, "test": 300}
 SPLITS = (
     "train", "test", "all", "train[:80%]", "train[80%:]", "train[10%:20%]+test", "train[:800]",
-    "train[800:900]", "test[:50%]", "test[50%:]", "minitrain_10_percent", "minival_10_percent",
-    "minival_2_percent", "train[:50]+train[90%:]",
+    "train[800:900]", "test[:50%]", "test[50%:]", "train[:90%]", "train[90%:]",
+    "train[:50]+train[90%:]",
 )  # fmt: skip
 
 

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
@@ -70,21 +69,6 @@ def test_vtab_1k_is_the_first_800_of_train_and_the_first_200_of_validation(name,
 )  # fmt: skip
 def test_the_test_split_of_vtab_is_the_published_one(name, test):
     assert expand_presets("vtab_test", {"train": 1000}, name) == test
-
-
-@pytest.mark.parametrize("percent", [1, 2, 10])
-@pytest.mark.parametrize("size", [50_000, 1_281_167, 3680])
-def test_minitrain_and_minival_are_the_parts_of_train(size, percent):
-    parts = [
-        read_split(
-            expand_presets(f"{part}_{percent}_percent", {"train": size}, "x"),
-            {"train": [size]},
-            "x",
-        )[0]
-        for part in ("minitrain", "minival")
-    ]
-    assert (parts[0].start, parts[0].stop, parts[1].stop) == (0, parts[1].start, size)
-    np.testing.assert_allclose(parts[1].stop - parts[1].start, size * percent / 100, atol=0.5)
 
 
 def test_a_split_of_the_dataset_takes_precedence_over_a_preset():

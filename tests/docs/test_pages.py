@@ -106,6 +106,11 @@ def test_every_python_example_has_a_check():
     assert EXAMPLES.keys() == RESULTS.keys()
 
 
+def test_the_tutorial_prints_the_sweep_that_it_runs():
+    printed = EXAMPLES["docs/tutorials/vit-and-resnet.md", 0]
+    assert printed == (ROOT / "experiments/data_size/digits.py").read_text()
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_python_examples_run_and_give_what_they_say(example, folder_with_files, monkeypatch):
     monkeypatch.chdir(folder_with_files)

@@ -74,8 +74,8 @@ def test_learning_rates_of_heads_are_selected_on_held_out_images(plan):
     assert stages.count(("head and norm", "final")) == 6 * 2
     assert stages.count(("shape", "final")) == 11 * 2 == len(jobs) - 30
     search = jobs["search/GAP/pre-norm/learning_rate=0.004"].config
-    assert search.data.train_split == "minitrain_10_percent"
-    assert search.evaluation.splits == {"dev": "minival_10_percent"}
+    assert search.data.train_split == "train[:90%]"
+    assert search.evaluation.splits == {"dev": "train[90%:]"}
     final = jobs["final/GAP/pre-norm/seed1"].config
     assert (final.data.train_split, final.evaluation.splits) == ("train", {"test": "test"})
 

@@ -22,8 +22,8 @@ def test_three_models_are_pretrained_and_transferred_to_two_datasets(plan):
     assert (pretrained.train_examples, pretrained.data.train_split) == (768_000, "train[:96%]")
     search = small.jobs["search/clothing_small/ViT-Micro-4/learning_rate=0.03"]
     assert search.needs == ("final/pretrain/ViT-Micro-4/seed0",)
-    assert search.config.evaluation.splits == {"dev": "minival_10_percent"}
-    assert search.config.data.train_split == "minitrain_10_percent"
+    assert search.config.evaluation.splits == {"dev": "train[90%:]"}
+    assert search.config.data.train_split == "train[:90%]"
     assert search.config.data.image_size == 64
     final = small.jobs["final/clothing_small/ViT-Micro-4/seed2"]
     assert final.config.evaluation.splits == {"test": "test"}

@@ -4,7 +4,6 @@ import math
 import re
 
 _PART = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<from>[^:]*):(?P<to>[^\]]*)\])?")
-_MINIVAL = re.compile(r"mini(train|val)_(1|2|10)_percent")
 
 
 def overlap(one: str, other: str) -> bool | None:
@@ -16,8 +15,8 @@ def overlap(one: str, other: str) -> bool | None:
 
     >>> overlap("train[90%:]", "test"), overlap("train", "train[90%:]"), overlap("all", "test")
     (False, True, True)
-    >>> overlap("train", "minival_2_percent"), overlap("train800", "val200")
-    (True, False)
+    >>> overlap("train800", "val200")
+    False
     >>> overlap("train[90%:]", "train[:1000]") is None
     True
     """
@@ -42,14 +41,10 @@ def _parts(split: str) -> list[str]:
     """Returns the parts of a sum of splits, with presets as slices where possible."""
     parts: list[str] = []
     for part in (part.strip() for part in split.split("+")):
-        minival = _MINIVAL.fullmatch(part)
         if part == "train800val200":
             parts += ["train[:800]", "val200"]
         elif part == "train800":
             parts.append("train[:800]")
-        elif minival:
-            before = 100 - int(minival[2])
-            parts.append(f"train[:{before}%]" if minival[1] == "train" else f"train[{before}%:]")
         else:
             parts.append(part)
     return parts

@@ -56,9 +56,9 @@ def percent_splits(percent: int, test: str = "test") -> dict[Stage, tuple[str, s
     """Returns the splits of both stages; dev is the last `percent` percent of "train".
 
     >>> percent_splits(2)["dev"]
-    ('minitrain_2_percent', 'dev', 'minival_2_percent')
+    ('train[:98%]', 'dev', 'train[98%:]')
     """
-    dev = (f"minitrain_{percent}_percent", "dev", f"minival_{percent}_percent")
+    dev = (f"train[:{100 - percent}%]", "dev", f"train[{100 - percent}%:]")
     return {"dev": dev, "test": ("train", "test", test)}
 
 

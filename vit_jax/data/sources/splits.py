@@ -7,12 +7,8 @@
   training, validation and test parts; these are the first 800 training examples, the first 200
   validation examples, both, and the test part. Source: arXiv:1910.04867; the parts of each dataset
   follow github.com/google-research/task_adaptation, `task_adaptation/data`.
-- `minitrain_1_percent`, `minival_1_percent`, and the same with `2` and `10`: `minival` is the last
-  1, 2 or 10 % of the training split and `minitrain` is the rest. Source of the sizes:
-  arXiv:2010.11929, Table 4 (1 % of ImageNet, 2 % of CIFAR, 10 % of Pets and Flowers).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -46,7 +42,6 @@ _VTAB_TEST = {
     "resisc45": "train[80%:]",
     "smallnorb": "test[50%:]",
 }
-_MINIVAL = re.compile(r"mini(train|val)_(1|2|10)_percent")
 
 
 class Span(NamedTuple):
@@ -116,10 +111,6 @@ def _expand_preset(part: str, sizes: Mapping[str, int], name: str) -> str:
         return f"train[:800]+{_val200(sizes, name)}"
     if part == "vtab_test":
         return _VTAB_TEST.get(name, "test")
-    minival = _MINIVAL.fullmatch(part)
-    if minival:
-        before = 100 - int(minival[2])
-        return f"train[:{before}%]" if minival[1] == "train" else f"train[{before}%:]"
     return part
 
 
