@@ -27,7 +27,6 @@ VARIANTS = {
     ("flatten", "pre"): {"model.pooling": "flatten"},
     ("class token", "post"): {"model.pooling": "token", "model.norm_placement": "post"},
     # x + norm(f(x)), as in Swin V2. Not among the committed results.
-    ("class token", "res_post"): {"model.pooling": "token", "model.norm_placement": "res_post"},
 }
 SMALL_RATES = (1e-3, 2e-3, 4e-3)
 SMALL_SEEDS = (0, 1)

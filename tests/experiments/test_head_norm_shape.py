@@ -58,21 +58,21 @@ def test_full_scale_has_figure_9_with_its_learning_rates(plan):
         assert job.job.labels["learning_rate"] == f"{config.optimizer.learning_rate:g}"
         assert (config.model.name, config.fewshot.interval_epochs) == ("ViT-B/16", 1)
         rates.setdefault(key, set()).add(config.optimizer.learning_rate)
-    assert len(rates) == 6
+    assert len(rates) == 5
     assert rates["class token", "pre"] >= {8e-4}
     assert rates["GAP", "pre"] == {8e-4, 3e-4}
     pooling = {j.job.labels["head"]: j.config.model.pooling for j in jobs}
     assert pooling == {"class token": "token", "GAP": "gap", "MAP": "map", "flatten": "flatten"}
     norms = {j.job.labels["norm"]: j.config.model.norm_placement for j in jobs}
-    assert norms == {"pre": "pre", "post": "post", "res_post": "res_post"}
+    assert norms == {"pre": "pre", "post": "post"}
 
 
 def test_learning_rates_of_heads_are_selected_on_held_out_images(plan):
     jobs = plan("small")
     stages = [(job.job.labels["study"], job.job.stage) for job in jobs.values()]
-    assert stages.count(("head and norm", "search")) == 6 * 3
-    assert stages.count(("head and norm", "final")) == 6 * 2
-    assert stages.count(("shape", "final")) == 11 * 2 == len(jobs) - 30
+    assert stages.count(("head and norm", "search")) == 5 * 3
+    assert stages.count(("head and norm", "final")) == 5 * 2
+    assert stages.count(("shape", "final")) == 11 * 2 == len(jobs) - 25
     search = jobs["search/GAP/pre-norm/learning_rate=0.004"].config
     assert search.data.train_split == "train[:90%]"
     assert search.evaluation.splits == {"dev": "train[90%:]"}

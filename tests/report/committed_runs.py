@@ -19,8 +19,6 @@ EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # not committed.
 _PAIRED = {"data_size", "distillation"}
 NAMES = sorted({p.parent.parent.name for p in EXPERIMENTS.glob("*/results/runs.csv")} - _PAIRED)
-# Experiment -> ARG of the sweep that made the committed runs, if it is not the default.
-_ARGS = {"position_embeddings": "two_seeds"}
 # Columns that are neither settings nor result figures.
 _ABOUT = {"name", "state", "stage", "model", "dataset", "seed", "init_from", "device",
           "git_revision", "folder", "notes", "pretrain_examples", "pretrain_exaflops"}  # fmt: skip
@@ -39,8 +37,7 @@ def rebuild(name, folder):
         _write_run(row, folder, _candidates(row, rows))
     script = "run.py" if name == "synthetic_attention" else "sweep.py"
     sweep = runpy.run_path(str(EXPERIMENTS / name / script))
-    arg = _ARGS.get(name, "")
-    report = sweep["get_report"](arg) if "get_report" in sweep else sweep["REPORT"]
+    report = sweep["get_report"]() if "get_report" in sweep else sweep["REPORT"]
     report = {**report, "curves": []}
     (folder / "sweep.json").write_text(json.dumps({"report": report, "jobs": []}))
     return folder

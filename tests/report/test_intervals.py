@@ -168,7 +168,7 @@ def test_a_table_of_differences_says_what_is_certain(tmp_path):
     assert verdicts == {
         "better": "better",
         "same": "equal",
-        "unclear": "not told apart",
+        "unclear": "not significant",
         "worse": "worse",
     }
     assert "a difference of less than 1.00" in table.notes[1]

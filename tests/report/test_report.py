@@ -137,6 +137,20 @@ def test_the_report_is_written_into_a_page_between_two_markers(sweep, tmp_path):
     assert page.read_text() == text
 
 
+def test_a_page_can_have_single_tables(sweep, tmp_path, capsys):
+    page, out = tmp_path / "README.md", tmp_path / "results"
+    place = "<!-- report: {} -->\n<!-- end of report -->\n"
+    page.write_text("# Mine\n\n" + place.format("Models") + "text\n" + place.format("Hardware"))
+    arguments = ["report", str(sweep / "jobs" / "pretrain"), f"--output={out}", f"--into={page}"]
+    assert main(arguments) == 0
+    models, hardware = page.read_text().split("text\n")
+    assert models.startswith("# Mine\n\n<!-- report: Models -->\n\n| model | runs |")
+    assert hardware.startswith("<!-- report: Hardware -->\n\n| device |")
+    page.write_text(place.format("Nothing"))
+    assert main(arguments) == 2
+    assert "<!-- report: Nothing -->; expected one of " in capsys.readouterr().err
+
+
 def test_tables_and_plots_follow_the_command_line(sweep, tmp_path):
     table_text = "rows=pretrain,columns=model,metric=eval/test/loss,where.stage=final,title=Mine"
     plot = "x=train_exaflops,y=eval/test/loss,series=family,log_x"

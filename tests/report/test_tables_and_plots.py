@@ -96,7 +96,7 @@ def test_a_table_shows_means_with_intervals_and_the_best_in_bold(tmp_path):
         "Percent. Means of n = 2 runs [95 % interval over seeds].",
         "The seed deviation is pooled over 2 cells of the same dataset, with 2 degrees of freedom,"
         " assuming that it is the same for all models.",
-        "Bold: the largest mean of its column, and means not told apart from it.",
+        "Bold: the largest mean of its column, and means that do not differ significantly from it.",
     ]
 
 

@@ -12,6 +12,7 @@ in sweeps, job.json. Runs without a result are listed, and are not part of any m
 
 import argparse
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--into",
         type=partial(local_path, what="the page is"),
         metavar="PAGE.md",
-        help=f"also write the Markdown into a page, between the lines {_START} and {_END}",
+        help=f"also write the Markdown into a page, between the lines {_START} and {_END};"
+        " <!-- report: TITLE --> stands for one table or plot",
     )
 
 
@@ -124,14 +126,22 @@ def replace_between_markers(path: Path, text: str, start: str = _START, end: str
     path.write_text(f"{before}{start}\n\n{text}\n{end}{rest.partition(end)[2]}")
 
 
+def _markers(path: Path) -> list[tuple[str, str | None]]:
+    """Returns (start, title of one table or plot, or None: everything) of each place of a page."""
+    found = re.findall(r"<!-- report: .+ -->", path.read_text()) if path.is_file() else []
+    for start in found or [_START]:
+        check_markers(path, start)
+    titled = [(start, start[len("<!-- report: ") : -len(" -->")]) for start in found]
+    return titled or [(_START, None)]
+
+
 def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     from vit_jax.report.content import make_report
     from vit_jax.report.page import html_page
     from vit_jax.report.runs import read_runs
     from vit_jax.report.tables import scores_csv
 
-    if args.into is not None:
-        check_markers(args.into)
+    markers = [] if args.into is None else _markers(args.into)
     folder = (args.output or args.folders[0] / "report").expanduser()
     if args.output is not None or args.folders[0].is_dir():
         check_output_folder(folder)
@@ -144,10 +154,11 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
             _write(local / "report.html", html_page(content, folder))
             parts = [f"# {content.title}", content.question, content.markdown(Path())]
             _write(local / "report.md", "\n\n".join(part for part in parts if part))
-        if args.into is not None:
+        for marker, title in markers:
             in_bucket = isinstance(folder, BucketPath)
             start = folder if in_bucket else Path(os.path.relpath(folder, args.into.parent))
-            replace_between_markers(args.into, hide_private(content.markdown(start)))
+            text = hide_private(content.markdown(start, title))
+            replace_between_markers(args.into, text, marker)
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror}",

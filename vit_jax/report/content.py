@@ -65,18 +65,34 @@ class Content:
         parts += [f"{self.left_out} left out because of damaged files"] if self.left_out else []
         return f"{total} run{'' if total == 1 else 's'}: {', '.join(parts)}."
 
-    def markdown(self, folder: Path) -> str:
-        """Returns the report as Markdown without its title; pictures are in `folder`."""
-        parts = [self.summary]
+    def markdown(self, folder: Path, title: str | None = None) -> str:
+        """Returns the report as Markdown without its title; pictures are in `folder`.
+
+        With a title, only the first table or picture that has it, without a heading.
+        """
+
+        def lines(item: Any) -> list[str]:
+            if isinstance(item, Picture):
+                body = f"![{item.title}]({(folder / item.file).as_posix()}.svg)"
+            else:
+                body = item.markdown()
+            return [body, " ".join(item.notes)]
+
+        parts = [self.summary] if title is None else []
         for heading, items in self.sections.items():
             for item in items if heading != "All runs" else []:
-                prefix = "Learning curves: " if heading == "Learning curves" else ""
-                parts.append(f"## {prefix}{item.title}")
-                if isinstance(item, Picture):
-                    parts.append(f"![{item.title}]({(folder / item.file).as_posix()}.svg)")
-                else:
-                    parts.append(item.markdown())
-                parts.append(" ".join(item.notes))
+                if title is None:
+                    prefix = "Learning curves: " if heading == "Learning curves" else ""
+                    parts += [f"## {prefix}{item.title}", *lines(item)]
+                elif item.title == title and not parts:
+                    parts = lines(item)
+        if not parts:
+            titles = [item.title for items in self.sections.values() for item in items]
+            raise ConfigError(
+                f"--into a page with <!-- report: {title} -->",
+                f"one of {', '.join(titles)}",
+                "correct the line",
+            )
         return "\n\n".join(filter(None, parts)) + "\n"
 
 

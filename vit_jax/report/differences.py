@@ -35,7 +35,7 @@ def difference_table(request: TableRequest, scores: Table) -> Table:
         return Cell(f"{parts[0]} [{parts[1]}, {parts[2]}] {verdict}", mean)
 
     unit = "Percentage points. " if is_fraction(metric) else ""
-    notes = [f"{unit}Mean minus that of {against} [95 % interval]. Not told apart: it holds zero."]
+    notes = [f"{unit}Mean minus that of {against} [95 % interval]. Not significant: it holds zero."]
     if request.margin is not None:
         margin = format_metric(request.margin, metric)
         notes.append(f"Equal: two one-sided tests at 5 % show a difference of less than {margin}.")
@@ -55,6 +55,6 @@ def _verdict(ours: np.ndarray, theirs: np.ndarray, request: TableRequest) -> str
     if request.margin is not None and is_equal_within(request.margin, ours, theirs):
         return "equal"
     if not is_told_apart(ours, theirs):
-        return "not told apart"
+        return "not significant"
     higher = bool(np.mean(ours) > np.mean(theirs))
     return "worse" if higher == lower_is_better(request.metric) else "better"

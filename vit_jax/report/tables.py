@@ -128,7 +128,7 @@ def _chance_row(metric: str, observed: pd.DataFrame, columns: list[str]) -> list
 
 
 def _are_best(means: pd.DataFrame, *, smallest: bool) -> pd.Series:
-    """Returns which means are the best of their column, or not told apart from it.
+    """Returns which means are the best of their column, or do not differ significantly from it.
 
     The means of a column with a single row are never best.
     """
@@ -201,7 +201,8 @@ def _notes(
         return ["No run in this table has a result."]
     unit = "Percent. " if labels.is_fraction(request.metric) else ""
     extreme = "smallest" if labels.lower_is_better(request.metric) else "largest"
-    alike = ", and means not told apart from it" if means["low"].notna().any() else ""
+    alike = ", and means that do not differ significantly from it"
+    alike = alike if means["low"].notna().any() else ""
     notes = [
         f"{unit}{describe_means(means)}.",
         *describe_seeds(means, request.pool),
