@@ -65,8 +65,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)
         rows.to_csv(args.output / "measures.csv", index=False)
+        draw(rows, args.output / "bias")
     if args.into is not None:
         replace_between_markers(args.into, text + "\n", *_MARKERS)
+
+
+def draw(rows: pd.DataFrame, path: Path) -> None:
+    """Draws two measures against the number of training images: means and all three seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    titles = {
+        "distance": "attention distance minus uniform, pixels",
+        "pixel shift": "error of equivariance, shift by one pixel",
+    }
+    for axes, (measure, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for family, colour in {"ViT": "C0", "hybrid": "C1", "ResNet": "C2"}.items():
+            some = rows[(rows["measure"] == measure) & (rows["family"] == family)]
+            some = some[some["images"] > 0].astype({"images": int, "value": float})
+            if len(some):
+                means = some.groupby("images")["value"].mean()
+                axes.plot(means.index, means, "o-", color=colour, label=family)
+                axes.plot(some["images"], some["value"], ".", color=colour, alpha=0.4)
+        axes.set(xscale="log", xlabel="training images", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    for suffix in ("png", "svg"):
+        figure.savefig(path.with_suffix(f".{suffix}"), dpi=150)
 
 
 def measure_all(folder: Path, data_dir: Path) -> pd.DataFrame:
