@@ -168,7 +168,7 @@ def test_runs_with_one_logged_point_have_points_in_their_curves(tmp_path, monkey
     folder = make_page(write_runs(tmp_path / "short", points=False), monkeypatch)
     data = json.loads(Page((folder / "report.html").read_text()).scripts[0])
     traces = [t for panel in data["charts"]["curves-1"] for t in panel["traces"]]
-    assert sum(len(trace["x"]) == 1 for trace in traces if trace["kind"] == "curve") == 9
+    assert sum(len(trace["x"]) == 1 for trace in traces if trace["kind"] == "curve") == 17
 
 
 def test_plotly_is_the_pinned_file_of_npm():

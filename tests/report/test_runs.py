@@ -9,7 +9,12 @@ from report.fake_runs import config, curve, result, write
 from vit_jax.errors import RunFolderError
 from vit_jax.report.content import make_report
 from vit_jax.report.frame import differing_settings, run_frame
-from vit_jax.report.overview import hardware_table, missing_table, runs_csv
+from vit_jax.report.overview import (
+    confusion_tables,
+    hardware_table,
+    missing_table,
+    runs_csv,
+)
 from vit_jax.report.page_data import page_data
 from vit_jax.report.requests import ReportRequest
 from vit_jax.report.run import Run
@@ -285,3 +290,18 @@ def test_how_data_and_programs_are_cached_is_no_setting(tmp_path):
     changed = {**plain, **keys, "data": {**plain["data"], **data}}
     write(tmp_path / "b", config=changed, env={})
     assert differing_settings(read_runs([tmp_path]).runs) == []
+
+
+def test_a_report_of_few_runs_has_their_confusion_matrices(tmp_path, caplog):
+    write(tmp_path, config=config(), result=result(0.5, 2), metrics=[])
+    (tmp_path / "report").mkdir()
+    table = tmp_path / "report" / "confusion-dev.csv"
+    table.write_text("true class,cat,dog\ncat,3,1\ndog,0,0\n")
+    (made,) = confusion_tables(read_runs([tmp_path]).runs)
+    assert made.title == "Confusion matrix, dev"
+    assert made.header == ["true class", "cat", "dog", "right"]
+    rows = [[cell.text for cell in row] for row in made.rows]
+    assert rows == [["cat", "3", "1", "75.0%"], ["dog", "", "", "0.0%"]]
+    table.write_text("true class,cat,dog\ncat,3,x\n")
+    assert confusion_tables(read_runs([tmp_path]).runs) == []
+    assert "confusion-dev.csv is left out" in caplog.text

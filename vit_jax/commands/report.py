@@ -154,11 +154,12 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
             _write(local / "report.html", html_page(content, folder))
             parts = [f"# {content.title}", content.question, content.markdown(Path())]
             _write(local / "report.md", "\n\n".join(part for part in parts if part))
-        for marker, title in markers:
+        if args.into is not None:
             in_bucket = isinstance(folder, BucketPath)
             start = folder if in_bucket else Path(os.path.relpath(folder, args.into.parent))
-            text = hide_private(content.markdown(start, title))
-            replace_between_markers(args.into, text, marker)
+            for marker, title in markers:
+                text = hide_private(content.markdown(start, title))
+                replace_between_markers(args.into, text, marker)
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror}",

@@ -30,11 +30,12 @@ class Trace:
     high: Any = ()
     n: Sequence[int] = ()  # runs in each mean
     runs: Sequence[Any] = ()  # the `Run` that each point belongs to; None where it is a mean
+    at: Any = ()  # where points are drawn, if beside their x
 
     def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
         """Returns its columns without empty ones; runs become their number on the page."""
         made: dict[str, Any] = {"series": self.series, **self.look, "kind": self.kind}
-        for name in ("x", "y", "low", "high"):
+        for name in ("x", "y", "low", "high", "at"):
             if len(values := getattr(self, name)):
                 made[name] = [short(value) for value in values]
         made |= {"n": [*self.n]} if len(self.n) else {}

@@ -141,6 +141,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
     folder.mkdir(parents=True, exist_ok=True)
     sections = {
         "Scores": scores,
+        "Classes": overview.confusion_tables(found.runs),
         "Plots": _save_all(plots, folder, "plot"),
         "Learning curves": _save_all(curves, folder, "curves"),
         "Time": _save_all(seconds, folder, "seconds"),

@@ -24,7 +24,7 @@ from vit_jax.report.style import (
 from vit_jax.run.metrics import split_of
 
 # Lines in a panel. With more runs than this, each line is the mean of the runs of a series.
-_MAX_LINES = 8
+_MAX_LINES = 12
 # Markers on a line.
 _MARKS = 8
 # A training loss with n points is averaged over n / 40 of them.

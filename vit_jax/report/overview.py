@@ -1,9 +1,11 @@
 """Tables about the runs themselves: settings, selections, missing runs, hardware."""
 
+import csv
+import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import pandas as pd
@@ -17,8 +19,13 @@ from vit_jax.report.tables import Cell, Table, table_of
 from vit_jax.run.job_folder import last_log_lines
 from vit_jax.run.metrics import split_of
 
+log = logging.getLogger(__name__)
+
 # Largest number of differing settings and of metrics on the HTML page; runs.csv has all.
 _MAX_SETTINGS, _MAX_METRICS = 8, 6
+_CONFUSION = "report/confusion-*.csv"
+# Confusion matrices are shown of this many runs and classes at most.
+_MAX_CONFUSED, _MAX_CLASSES = 4, 20
 # Metrics that come after all others in runs.csv.
 _LAST = ("step", "wall_time_s", "parameters", "train_examples", "examples_seen", "train_exaflops",
          "pretrain_examples", "pretrain_exaflops")  # fmt: skip
@@ -99,6 +106,33 @@ def _selection(runs: pd.DataFrame, reported: Set[str | None]) -> dict[str, str]:
         "candidates": ", ".join(f"{name[start:]} {score}" for name, score in scores.items()),
         "seeds": ", ".join(map(format_value, sorted(runs["seed"], key=natural_key))),
     }
+
+
+def confusion_tables(runs: Sequence[Run]) -> list[Table]:
+    """Returns the confusion matrix and the accuracy of each class of a few runs of few classes."""
+    files = [(run, path) for run in runs for path in sorted(run.path.glob(_CONFUSION))]
+    tables = []
+    for run, path in files if len(runs) <= _MAX_CONFUSED else []:
+        try:
+            with path.open(newline="") as file:
+                (_, *predicted), *lines = csv.reader(file)
+            counts = {true: [*map(int, cells)] for true, *cells in lines}
+        except (OSError, ValueError, csv.Error) as error:
+            log.warning("%s is left out: %s", path, error)
+            continue
+        if len(counts) > _MAX_CLASSES:
+            continue
+        rows = []
+        for i, (true, cells) in enumerate(counts.items()):
+            shown = [Cell(f"{n:,}" if n else "", n, "best" * (i == k)) for k, n in enumerate(cells)]
+            share = cells[i] / max(sum(cells), 1)
+            rows.append([Cell(true), *shown, Cell(f"{share:.1%}", share)])
+        split = path.stem.removeprefix("confusion-")
+        title = f"Confusion matrix, {split}" + (f", {run.name}" if len(runs) > 1 else "")
+        notes = ["Rows: the true class. Columns: examples by predicted class. Right: the share of"
+                 " the class that is classified correctly."]  # fmt: skip
+        tables.append(Table(title, ["true class", *predicted, "right"], rows, notes))
+    return tables
 
 
 def models_table(frame: pd.DataFrame) -> Table:

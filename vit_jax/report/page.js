@@ -48,20 +48,7 @@ function hover(panel, trace, i) {
   return lines.join("<br>");
 }
 
-// Series that share a place on the x-axis are drawn a little beside each other.
-function besides(panel) {
-  const means = panel.traces.filter(trace => trace.kind === "means");
-  const xs = means.flatMap(trace => trace.x);
-  if (panel.rows.length || new Set(xs).size === xs.length) return () => x => x;
-  const [low, high] = [Math.min(...xs), Math.max(...xs)];
-  const names = means.map(trace => trace.series);
-  return series => {
-    const share = 0.012 * (names.indexOf(series) - (names.length - 1) / 2);
-    return x => panel.log_x ? x * ((high / low) || 2) ** share : x + share * ((high - low) || 1);
-  };
-}
-
-function toPlotly(panel, trace, shift, dark, hidden) {
+function toPlotly(panel, trace, dark, hidden) {
   const colour = trace.colour[dark ? 1 : 0], rows = panel.rows.length > 0;
   const made = {
     name: plain(trace.series), visible: hidden.has(trace.series) ? false : true, showlegend: false,
@@ -69,7 +56,7 @@ function toPlotly(panel, trace, shift, dark, hidden) {
     customdata: trace.x.map((_, i) => trace.runs?.[i] ?? null),
   };
   if (trace.kind === "bars") return {...made, type: "bar", orientation: "h", x: trace.y, y: trace.x, textposition: "none", marker: {color: colour}};
-  const at = trace.x.map(rows ? x => x : shift(trace.series));
+  const at = trace.at ?? trace.x;
   const [x, y] = rows ? [trace.y, at] : [at, trace.y];
   if (trace.kind === "band") return {...made, type: "scatter", x: [...x, ...[...x].reverse()], y: [...trace.high, ...[...trace.low].reverse()], fill: "toself", fillcolor: `${colour}26`, line: {width: 0}, mode: "lines", hoverinfo: "skip", hovertemplate: undefined};
   const isCurve = trace.kind === "curve", faint = trace.kind === "runs";
@@ -103,7 +90,6 @@ function layoutOf(panel, width) {
   return {
     title: {text: title.map(line => `<b>${line}</b>`).join("<br>"), x: 0, xref: "container", xanchor: "left", yref: "container", y: 1, yanchor: "top", pad: {t: 6, l: 4}, font: {size: 13}},
     height: rows ? 80 + 30 * rows + 17 * title.length : 285 + 17 * title.length, margin: {l: 48, r: 14, t: 14 + 17 * title.length, b: 44}, barmode: "stack",
-    modebar: {bgcolor: css("--card"), color: css("--soft"), activecolor: css("--accent")},
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest", hoverdistance: 14,
     font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--plot-ink")},
     hoverlabel: {bgcolor: css("--card"), bordercolor: css("--soft"), font: {color: css("--ink"), size: 12}, align: "left", namelength: -1}, xaxis, yaxis,
@@ -111,11 +97,11 @@ function layoutOf(panel, width) {
 }
 
 async function drawPanel(box, panel, hidden) {
-  const Plotly = await library, shift = besides(panel), dark = isDark();
-  const traces = panel.traces.map(trace => toPlotly(panel, trace, shift, dark, hidden));
+  const Plotly = await library, dark = isDark();
+  const traces = panel.traces.map(trace => toPlotly(panel, trace, dark, hidden));
   traces.sort((a, b) => (a.mode === "markers" && !a.error_x ? 0 : 1) - (b.mode === "markers" && !b.error_x ? 0 : 1));
   const fresh = !box.classList.contains("js-plotly-plot");
-  await Plotly.react(box, traces, layoutOf(panel, box.clientWidth), {responsive: true, displaylogo: false, displayModeBar: "hover", showSendToCloud: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"], toImageButtonOptions: {format: "svg"}});
+  await Plotly.react(box, traces, layoutOf(panel, box.clientWidth), {responsive: true, displaylogo: false, displayModeBar: false});
   if (fresh) box.on("plotly_click", event => {
     const run = event.points.map(point => point.customdata).find(found => found !== null && found !== undefined);
     if (run !== undefined) openRun(run);

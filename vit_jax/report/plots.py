@@ -227,24 +227,26 @@ def _chart_panels(
         series = [*of_panel.groupby("series", sort=False)]
         for i, (member, line) in enumerate(series):
             look = page_look(palette.style(request.series, str(member)))
-            shift = _shift(i, len(series), of_panel)
-            at = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
+            xs = [x if numeric else rows.index(format_value(x)) for x in line["x"]]
+            at = _beside(xs, i, len(series), of_panel, log_x=numeric and request.log_x)
+            if not numeric:
+                xs = at
             means, low, high = (scale * line[name] for name in ("mean", "low", "high"))
             counts = [len(values) for values in line["values"]]
             own = [
                 runs[0] if len(runs) == 1 and isinstance(runs[0], Run) else None
                 for runs in line["runs"]
             ]
-            traces.append(Trace(str(member), look, "means", at, means, low, high, counts, own))
+            traces.append(Trace(str(member), look, "means", xs, means, low, high, counts, own, at))
             behind = [
-                (place, scale * value, run if isinstance(run, Run) else None)
-                for place, values, runs in zip(at, line["values"], line["runs"], strict=True)
+                (x, scale * value, run if isinstance(run, Run) else None, place)
+                for x, place, values, runs in zip(xs, at, line["values"], line["runs"], strict=True)
                 for value, run in zip(values, runs, strict=True)
                 if len(values) > 1
             ]
             if behind:
-                xs, ys, of = zip(*behind, strict=True)
-                traces.append(Trace(str(member), look, "runs", xs, ys, runs=of))
+                own_xs, ys, of, places = zip(*behind, strict=True)
+                traces.append(Trace(str(member), look, "runs", own_xs, ys, runs=of, at=places))
         if (chance := _chance(of_panel)) is not None:
             ends = [min(of_panel["x"]), max(of_panel["x"])] if numeric else [-0.5, len(rows) - 0.5]
             traces.append(Trace(_CHANCE, page_look(CHANCE), "curve", ends, [scale * chance] * 2))
@@ -255,9 +257,23 @@ def _chart_panels(
     return panels
 
 
-def _shift(i: int, count: int, points: pd.DataFrame) -> float:
-    """Returns how far below its row a series is drawn: series that share a row are apart."""
-    return (i - (count - 1) / 2) * (0.6 / count if points["x"].duplicated().any() else 0.0)
+def _beside(
+    places: Sequence[float], i: int, count: int, points: pd.DataFrame, *, log_x: bool
+) -> Sequence[float]:
+    """Returns where series `i` of `count` is drawn, so that series that share an x are apart.
+
+    `places` are numbers on the x-axis, or rows if x is text.
+    """
+    if not points["x"].duplicated().any():
+        return places
+    middle = i - (count - 1) / 2
+    if not all(map(is_number, points["x"])):
+        return [row + middle * 0.6 / count for row in places]
+    low, high = min(points["x"]), max(points["x"])
+    share = 0.012 * middle
+    if log_x:
+        return [x * ((high / low) if high > low else 2) ** share for x in places]
+    return [x + share * ((high - low) or 1) for x in places]
 
 
 def _draw_panel(
@@ -271,8 +287,8 @@ def _draw_panel(
     handles, numeric, series = {}, not rows, [*points.groupby("series", sort=False)]
     for i, (name, line) in enumerate(series):
         style = palette.style(request.series, str(name)) | {"markeredgewidth": 0.8, "capsize": 0}
-        shift = _shift(i, len(series), points)
-        places = [x if numeric else rows.index(format_value(x)) + shift for x in line["x"]]
+        xs = [x if numeric else rows.index(format_value(x)) for x in line["x"]]
+        places = _beside(xs, i, len(series), points, log_x=numeric and request.log_x)
         means = scale * line["mean"]
         bars = [(means - scale * line["low"]).fillna(0), (scale * line["high"] - means).fillna(0)]
         for place, values in zip(places, line["values"], strict=True):
