@@ -1,6 +1,6 @@
 """Writes the pretrained models of a sweep in bfloat16, with the digest of each array.
 
-    python -m experiments.transfer.checkpoints runs/transfer
+    python -m experiments.transfer.checkpoints runs/pretrain
 
 `load_pretrained` and `init_from` read experiments/transfer/checkpoints/MODEL.
 """
@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.transfer.sweep import SMALL_MODELS
+from experiments.transfer.sweep import CHECKPOINTS, SMALL_MODELS
 from vit_jax import load_pretrained, save_pretrained
 from vit_jax.sweep import folder_name
 
-FOLDER = Path(__file__).with_name("checkpoints")
+FOLDER = Path(CHECKPOINTS)
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("sweep", type=Path)
     args = parser.parse_args()
     for name in map(folder_name, SMALL_MODELS):
-        run = args.sweep / "jobs/final/pretrain" / name / "seed0"
+        run = args.sweep / "jobs/final" / name / "seed0"
         if not (run / "result.json").exists():
             print(f"left out: {run} has not finished")
             continue
