@@ -1,4 +1,4 @@
-"""Puts the results of `measure` into the page: tables and a picture.
+"""Puts the results of `measure` into the page: a table and a picture.
 
     python -m experiments.complexity.page
 
@@ -41,25 +41,6 @@ def growth_table(growth: pd.DataFrame) -> str:
     return markdown_table(header, rows)
 
 
-def times_table(times: pd.DataFrame) -> str:
-    """Returns milliseconds and GFLOP/s at the largest width as Markdown."""
-    widest = times[times["width"] == times["width"].max()]
-    rows = []
-    for (mode, layer), sizes in widest.groupby(["mode", "layer"], sort=False):
-        cells = [
-            f"{_ms(row.ms)} [{_ms(row.ms_low)}, {_ms(row.ms_high)}]; {row.gflops_per_second:.1f}"
-            for row in sizes.itertuples()
-        ]
-        rows.append([str(mode), str(layer), *cells])
-    return markdown_table(
-        ["pass", "layer", *(f"N = {n:,}" for n in widest["tokens"].unique())], rows
-    )
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def draw(times: pd.DataFrame) -> None:
     """Draws the time against N at the largest width, beside lines that grow like the MACs."""
     widest = times[times["width"] == times["width"].max()]
@@ -88,28 +69,19 @@ def draw(times: pd.DataFrame) -> None:
         save(figure, HERE / "results" / "time")
 
 
-def tables() -> str:
+def table() -> str:
     """Returns the part of the page between the markers."""
-    times, growth = pd.read_csv(TIMES), pd.read_csv(GROWTH)
-    batch, rounds, width = times["batch_size"].max(), times["rounds"].max(), times["width"].max()
+    growth, rounds = pd.read_csv(GROWTH), pd.read_csv(TIMES)["rounds"].max()
     n, d = (growth[growth["size"] == size].iloc[0] for size in ("tokens", "width"))
-    return "\n\n".join(
-        [
-            "## Exponents of the growth",
-            growth_table(growth),
-            f"Time ~ N^p from N = {n['from']:,} to {n['to']:,} at D = {n['at']:,}; time ~ D^p from"
-            f" D = {d['from']:,} to {d['to']:,} at N = {d['at']:,}. Medians of n = {rounds} rounds"
-            " [95 % interval of the median]. Counted: the same fit to the multiply-accumulates.",
-            f"## Milliseconds [95 % interval]; GFLOP/s, D = {width:,}, batch {batch:,}",
-            times_table(times),
-            "![Time of a layer against the number of tokens](results/time.svg)",
-            "Points: medians and 95 % intervals. Dotted: the counted multiply-accumulates, scaled"
-            " to the time at the largest N.",
-        ]
+    return (
+        f"{growth_table(growth)}\n\nTime ~ N^p from N = {n['from']:,} to {n['to']:,} at"
+        f" D = {d['to']:,}; time ~ D^p from D = {d['from']:,} to {d['to']:,} at N = {d['at']:,}."
+        f" Medians of n = {rounds} rounds [95 % interval of the median]."
+        " Counted: the same fit to the multiply-accumulates.\n"
     )
 
 
 if __name__ == "__main__":
     check_markers(HERE / "README.md")
     draw(pd.read_csv(TIMES))
-    replace_between_markers(HERE / "README.md", tables() + "\n")
+    replace_between_markers(HERE / "README.md", table())

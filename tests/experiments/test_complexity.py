@@ -16,10 +16,10 @@ def page():
     return runpy.run_path(str(FOLDER / "page.py"))
 
 
-def test_the_tables_of_the_page_are_those_of_the_files(page):
+def test_the_table_of_the_page_is_that_of_the_file(page):
     text = (FOLDER / "README.md").read_text()
     between = text.partition("<!-- report -->")[2].partition("<!-- end of report -->")[0]
-    assert between.strip() == page["tables"]().strip()
+    assert between.strip() == page["table"]().strip()
 
 
 def test_every_layer_was_timed_at_every_size_with_the_macs_of_the_formulas(page):
