@@ -14,13 +14,13 @@ from vit_jax.report.curves import (
     draw_learning_curves,
     main_score,
 )
+from vit_jax.report.defaults import default_curves, row_column
 from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.run import Run
 from vit_jax.report.run_curves import draw_curves
 from vit_jax.report.runs import read_runs
 from vit_jax.report.style import Palette
-from vit_jax.report.suggest import row_column, suggest_curves
 
 
 def write(folder, rows):
@@ -165,7 +165,7 @@ def test_colours_show_the_settings_that_differ_between_runs(tmp_path):
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
     frame = run_frame(read_runs([tmp_path]).runs)
     assert row_column(frame) == "placement"
-    (request,) = suggest_curves(frame)
+    (request,) = default_curves(frame)
     ((_, figure, *_),) = sheets(tmp_path, series=request.series)
     assert len({line.get_color() for line in figure.axes[0].lines}) == 2
 
@@ -218,7 +218,7 @@ def test_every_stage_has_a_picture_and_search_comes_last(tmp_path):
     for stage in ("search", "final", None):
         job = {"name": f"{stage}", "labels": {"model": "ViT"}, "stage": stage}
         put(tmp_path / f"{stage}", job=job, config=config(), metrics=ROWS)
-    asked = suggest_curves(run_frame(read_runs([tmp_path]).runs))
+    asked = default_curves(run_frame(read_runs([tmp_path]).runs))
     assert [(r.title, r.where) for r in asked] == [
         ("Stage “final”", {"stage": "final"}),
         ("Other runs", {"stage": ""}),
@@ -230,7 +230,7 @@ def test_a_label_called_stage_does_not_hide_the_stage(tmp_path):
     for name in ("a", "b"):
         job = {"name": name, "labels": {"model": "ViT", "stage": name}, "stage": "final"}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
-    (request,) = suggest_curves(run_frame(read_runs([tmp_path]).runs))
+    (request,) = default_curves(run_frame(read_runs([tmp_path]).runs))
     ((_, _, notes, _),) = sheets(tmp_path, series=request.series, where=request.where)
     assert notes == ["A line for each of 2 runs."]
 

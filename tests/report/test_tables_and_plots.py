@@ -6,6 +6,7 @@ from report.fake_runs import config, result, write
 
 from vit_jax.errors import ConfigError
 from vit_jax.report import vtab
+from vit_jax.report.defaults import default_plots, default_tables
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import JOIN, format_metric
 from vit_jax.report.overview import models_table
@@ -13,7 +14,6 @@ from vit_jax.report.plots import draw_plot, plot_points
 from vit_jax.report.requests import PlotRequest, TableRequest
 from vit_jax.report.runs import read_runs
 from vit_jax.report.style import COLOURS, Palette
-from vit_jax.report.suggest import suggest_plots, suggest_tables
 from vit_jax.report.tables import score_table
 
 SCORE = "eval/test/accuracy_top1"
@@ -396,13 +396,13 @@ def test_a_note_names_runs_whose_x_is_unknown(tmp_path):
     assert notes[-1].endswith(": a.")
 
 
-def test_suggestions_fit_the_runs(tmp_path):
+def test_the_defaults_fit_the_runs(tmp_path):
     four(tmp_path)
     frame = read(tmp_path)
-    assert [(t.metric, t.rows, t.columns) for t in suggest_tables(frame)] == [
+    assert [(t.metric, t.rows, t.columns) for t in default_tables(frame)] == [
         (SCORE, "model", "dataset")
     ]
-    assert [(p.x, p.panel) for p in suggest_plots(frame)] == [("model", "dataset")]
+    assert [(p.x, p.panel) for p in default_plots(frame)] == [("model", "dataset")]
 
 
 def test_runs_without_labels_get_a_row_for_each_setting_that_differs(tmp_path):
@@ -413,7 +413,7 @@ def test_runs_without_labels_get_a_row_for_each_setting_that_differs(tmp_path):
                 config=config(rate=rate, seed=seed),
                 result=result(rate, 400),
             )
-    (request,) = suggest_tables(read(tmp_path))
+    (request,) = default_tables(read(tmp_path))
     assert request.rows == "optimizer.learning_rate"
     table = score_table(request, read(tmp_path))
     assert [row[0].text for row in table.rows] == ["0.1", "0.2"]

@@ -57,20 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="KEY=VALUE,...",
         help="metric=, rows=, columns=, against=ROW, margin=, pool=, where.COLUMN=, title=;"
-        " replaces the suggested tables; may be repeated",
+        " replaces the default tables; may be repeated",
     )
     parser.add_argument(
         "--plot",
         action="append",
         metavar="KEY=VALUE,...",
         help="x=, y=, series=, panel=, through=, log_x, log_y, pool=, where.COLUMN=, title=;"
-        " replaces the suggested plots; may be repeated",
+        " replaces the default plots; may be repeated",
     )
     parser.add_argument(
         "--curves",
         action="append",
         metavar="KEY=VALUE,...",
-        help="series=, panel=, where.COLUMN=, title=; replaces the suggested learning curves; may"
+        help="series=, panel=, where.COLUMN=, title=; replaces the default learning curves; may"
         " be repeated",
     )
     parser.add_argument(

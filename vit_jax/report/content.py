@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few
-from vit_jax.report import overview, suggest
+from vit_jax.report import defaults, overview
 from vit_jax.report.chart import Panel
 from vit_jax.report.curves import draw_learning_curves
 from vit_jax.report.differences import difference_table
@@ -104,12 +104,12 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
     """
     asked, frame = _with_sweeps(found, request), run_frame(found.runs)
     palette = Palette(asked.families)
-    reported, missing = suggest.exclude_candidates(frame), overview.missing_table(found, frame)
+    reported, missing = defaults.exclude_candidates(frame), overview.missing_table(found, frame)
 
-    def make_all(kind: str, suggested: Callable[..., Any], make: Callable[[Any], Any]) -> list[Any]:
+    def make_all(kind: str, default: Callable[..., Any], make: Callable[[Any], Any]) -> list[Any]:
         """Returns everything that `make` returns for the requests of a kind."""
         requests, made = getattr(asked, kind), []
-        for one in suggested(frame) if requests is None else requests:
+        for one in default(frame) if requests is None else requests:
             try:
                 made += make(one)
             except ConfigError as error:
@@ -124,10 +124,10 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         return [scores] if one.against is None else [scores, difference_table(one, scores)]
 
     # Everything is made before anything is written, so a wrong name leaves no files behind.
-    scores = make_all("tables", suggest.suggest_tables, make_tables)
-    plots = make_all("plots", suggest.suggest_plots, lambda r: draw_plot(r, reported, palette))
+    scores = make_all("tables", defaults.default_tables, make_tables)
+    plots = make_all("plots", defaults.default_plots, lambda r: draw_plot(r, reported, palette))
     curves = make_all(
-        "curves", suggest.suggest_curves, lambda r: draw_learning_curves(r, frame, palette)
+        "curves", defaults.default_curves, lambda r: draw_learning_curves(r, frame, palette)
     )
     csv = overview.runs_csv(found, frame)
     tables = (
