@@ -21,7 +21,7 @@ def get_sweep(arg: str = "") -> Iterator[Job]:
     """Returns the jobs; there is no ARG."""
     arguments = [f"--dataset={name}" for name in PHOTOS]
     arguments += ["--shots=1,5,10,25", "--method=least_squares,linear_probe"]
-    arguments += ["--crop=resize", "--image_size=32", "--no_cache"]
+    arguments += ["--crop=resize", "--image_size=32"]
     for model in MODELS:
         for seed in SEEDS:
             yield Job(

@@ -23,7 +23,7 @@ import pandas as pd
 from flax import nnx
 from scipy import stats
 
-from vit_jax.models.complexity import LAYERS, Layer, longest_scan_chain
+from vit_jax.models.complexity import KINDS, Layer
 from vit_jax.models.flops import count_macs
 
 RESULTS = Path(__file__).parent / "results"
@@ -46,7 +46,6 @@ class Timing:
     heads: int
     batch_size: int
     macs: int
-    sequential_steps: int
     seconds: list[float] = dataclasses.field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
@@ -66,12 +65,12 @@ class LayerTimer:
     """A compiled layer. With `backward` it also computes the gradients of parameters and input."""
 
     def __init__(self, layer: Layer, batch_size: int, *, backward: bool):
-        graphdef, state = nnx.split(nnx.eval_shape(lambda: layer.build(nnx.Rngs(0))))
+        graphdef, state = nnx.split(nnx.eval_shape(lambda: layer.kind.build(layer, nnx.Rngs(0))))
         tokens = jax.ShapeDtypeStruct((batch_size, layer.tokens, layer.width), jnp.float32)
         self._shapes = (nnx.to_pure_dict(state), tokens)
 
         def forward(params: Any, tokens: jax.Array) -> jax.Array:
-            return layer.apply(nnx.merge(graphdef, params), tokens)
+            return layer.kind.apply(layer, nnx.merge(graphdef, params), tokens)
 
         def forward_and_backward(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
             out, back = jax.vjp(forward, params, tokens)
@@ -79,16 +78,14 @@ class LayerTimer:
             return out, back(tokens)
 
         traced = jax.jit(forward_and_backward if backward else forward).trace(*self._shapes)
-        program = traced.jaxpr.jaxpr
         self.timing = Timing(
-            layer.name,
+            layer.kind.name,
             BACKWARD if backward else FORWARD,
             layer.tokens,
             layer.width,
             layer.num_heads,
             batch_size,
-            count_macs(program),
-            max(1, longest_scan_chain(program)),
+            count_macs(traced.jaxpr.jaxpr),
         )
         self.compiled = traced.lower().compile()
         self.arrays: tuple[Any, ...] = ()
@@ -126,9 +123,9 @@ def compile_timers(
     tokens: Sequence[int], widths: Sequence[int], batch_size: int = 1
 ) -> Iterator[LayerTimer]:
     """Compiles each layer at each size, numbers of tokens being squares, in both modes."""
-    for width, n, mode, kind in itertools.product(widths, tokens, (False, True), LAYERS):
-        side = math.isqrt(n)
-        yield LayerTimer(kind(width, num_heads(width), (side, side), 0), batch_size, backward=mode)
+    for width, n, mode, kind in itertools.product(widths, tokens, (False, True), KINDS):
+        layer = Layer(kind, width, num_heads(width), (math.isqrt(n), math.isqrt(n)), 0)
+        yield LayerTimer(layer, batch_size, backward=mode)
 
 
 def median_over_rounds(values: Sequence[float]) -> tuple[float, float | None, float | None]:

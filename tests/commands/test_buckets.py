@@ -140,23 +140,17 @@ def test_export(root, capsys):
 
 
 @pytest.mark.slow
-def test_fewshot(root, digits_dir, capsys, caplog):
+def test_fewshot(root, digits_dir, capsys):
     arguments = [
         "fewshot", f"{root}/run", "--dataset=digits", f"--data_dir={digits_dir}", "--crop=resize",
-        "--shots=1", "--seeds=0", "--batch_size=200", f"--cache_dir={root}/features",
+        "--shots=1", "--seeds=0", "--batch_size=200",
     ]  # fmt: skip
     first = printed_json(capsys, *arguments, f"--workdir={root}/fewshot")
     assert {"config.json", "result.json", "report"} <= set(names(root / "fewshot"))
-    (entry, *_) = (root / "features").iterdir()
-    assert names(entry) == ["about.json", "features.npy", "labels.npy"]
     again = printed_json(capsys, *arguments)
     assert {k: v for k, v in again.items() if "/" in k} == {
         k: v for k, v in first.items() if "/" in k
     }
-    # Features that were damaged are extracted again.
-    (entry / "features.npy").write_bytes(b"damaged")
-    assert printed_json(capsys, *arguments).keys() == again.keys()
-    assert f"cannot use the cached features in {entry}" in caplog.text
 
 
 def run_plan(*arguments):

@@ -1,6 +1,5 @@
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,16 +9,13 @@ from random_models import random_images, run
 from weight_files import random_weights
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.data.sources import Example
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import WeightsError
 from vit_jax.evaluation.features import (
     build_feature_extractor,
-    data_hash,
     extract,
     resample_params,
     shard_params,
-    weights_hash,
 )
 from vit_jax.interop.load import load
 from vit_jax.parallel.mesh import make_mesh
@@ -141,43 +137,6 @@ def test_a_stopped_extraction_returns_none(tmp_path, mesh, data):
     fitted = resample_params(params, own, own, mesh)
     asked = iter([False, True])
     assert extract(own, fitted, batches(*data, 4), COUNT, mesh, lambda: next(asked)) is None
-
-
-def test_the_hash_of_weights_ignores_only_the_last_linear_layer(tmp_path):
-    params = nnx.to_pure_dict(nnx.state(random_weights(tmp_path / "model").model))
-    before = weights_hash(params)
-    assert weights_hash(jax.tree.map(np.asarray, params)) == before
-    head = params["head"]["linear"]
-    head["kernel"] = head["kernel"] + 1
-    assert weights_hash(params) == before
-    params["norm"]["scale"] = params["norm"]["scale"].at[0].add(1e-6)
-    assert weights_hash(params) != before
-
-
-class Listed:
-    """A source with the given bytes."""
-
-    name, class_names, fingerprint = "listed", ("a", "b"), "same"
-
-    def __init__(self, images, labels=(0, 1, 0)):
-        self.images, self.labels = images, labels
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        return Example(self.images[index], self.labels[index], str(index))
-
-    def read(self, indices):
-        return [self[i] for i in indices]
-
-
-def test_the_hash_of_data_depends_on_bytes_and_labels():
-    usual = data_hash(Listed([b"x", b"y", b"z"]))
-    assert data_hash(Listed([b"x", b"y", b"z"])) == usual
-    assert data_hash(Listed([b"x", b"Y", b"z"])) != usual
-    assert data_hash(Listed([b"x", b"y", b"z"], (0, 0, 0))) != usual
-    assert data_hash(Listed([b"x", b"y"])) != usual
 
 
 def test_squash_central_crops_the_middle_of_the_squashed_image():

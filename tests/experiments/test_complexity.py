@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from vit_jax.models.complexity import LAYERS
+from vit_jax.models.complexity import KINDS
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "complexity"
 
@@ -24,7 +24,7 @@ def test_the_table_of_the_page_is_that_of_the_file(page):
 
 def test_every_layer_was_timed_at_every_size_with_the_macs_of_the_formulas(page):
     times = pd.read_csv(page["TIMES"])
-    assert len(times) == len(LAYERS) * 4 * 2 * 2
+    assert len(times) == len(KINDS) * 4 * 2 * 2
     formulas = {
         "self-attention": lambda n, d: 4 * n * d * d + 2 * n * n * d,
         "convolution, 3x3 on the grid": lambda n, d: 9 * n * d * d,

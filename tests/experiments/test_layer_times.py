@@ -20,15 +20,15 @@ from experiments.complexity.measure import (
     median_over_rounds,
     num_heads,
 )
-from vit_jax.models.complexity import LAYERS, Recurrence, measure
+from vit_jax.models.complexity import KINDS, Layer, count
 
-NAMES = [kind.name for kind in LAYERS]
+NAMES = [kind.name for kind in KINDS]
 
 
 def made_up(seconds, *, rounds, macs=lambda n, d: n * d):
     """Returns timings of N = 4, 16, 64 and D = 8, 32; `seconds(n, d, round)`."""
     return [
-        Timing("a", FORWARD, n, d, 1, 1, macs(n, d), 1, [seconds(n, d, r) for r in range(rounds)])
+        Timing("a", FORWARD, n, d, 1, 1, macs(n, d), [seconds(n, d, r) for r in range(rounds)])
         for d in (8, 32)
         for n in (4, 16, 64)
     ]
@@ -70,24 +70,21 @@ def test_intervals_of_medians_are_order_statistics(rounds, ends):
     assert found == ((rounds - 1) / 2, *ends)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_has_the_macs_of_its_sequences_and_the_backward_pass_twice_as_many(kind):
-    layer = kind(8, 2, (3, 3), 0)
+    layer = Layer(kind, 8, 2, (3, 3), 0)
     forward, both = (LayerTimer(layer, 5, backward=b).timing for b in (False, True))
-    assert forward.macs == 5 * measure(layer).macs
+    assert forward.macs == 5 * count(layer).macs
     assert both.macs == 3 * forward.macs
-    steps = 9 if kind is Recurrence else 1
-    assert forward.sequential_steps == measure(layer).steps == steps
-    assert both.sequential_steps == (18 if kind is Recurrence else 1)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_maps_each_sequence_of_a_batch_by_itself(kind):
-    layer = kind(8, 2, (2, 2), 0)
-    module = layer.build(nnx.Rngs(0))
+    layer = Layer(kind, 8, 2, (2, 2), 0)
+    module = kind.build(layer, nnx.Rngs(0))
     tokens = jax.random.normal(jax.random.key(1), (3, 4, 8))
-    apart = jnp.concatenate([layer.apply(module, one[None]) for one in tokens])
-    np.testing.assert_allclose(layer.apply(module, tokens), apart, atol=1e-5)
+    apart = jnp.concatenate([kind.apply(layer, module, one[None]) for one in tokens])
+    np.testing.assert_allclose(kind.apply(layer, module, tokens), apart, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -5,17 +5,7 @@ import pytest
 from flax import nnx
 
 from vit_jax.errors import ModelError
-from vit_jax.models.complexity import (
-    LAYERS,
-    Attention,
-    Cost,
-    GridConvolution,
-    Recurrence,
-    SequenceConvolution,
-    comparable_layers,
-    longest_scan_chain,
-    measure,
-)
+from vit_jax.models.complexity import KINDS, Cost, Layer, comparable_layers, count
 from vit_jax.models.flops import count_macs
 from vit_jax.models.registry import model_options
 
@@ -26,7 +16,7 @@ GRIDS = [((14, 14), 1, 768), ((3, 2), 3, 64), ((1, 1), 0, 16)]
 def test_costs_equal_the_formulas(grid, prefix, d):
     g = grid[0] * grid[1]
     n = g + prefix
-    found = [measure(layer(d, 4, grid, prefix)) for layer in LAYERS]
+    found = [count(Layer(kind, d, 4, grid, prefix)) for kind in KINDS]
     assert found == [
         Cost(4 * d * d + 4 * d, 4 * n * d * d + 2 * n * n * d, 1, 1),
         Cost(9 * d * d + d, 9 * g * d * d, 1, max(1, max(grid) - 1)),
@@ -35,16 +25,16 @@ def test_costs_equal_the_formulas(grid, prefix, d):
     ]
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("grid", "prefix"), [((3, 4), 1), ((5, 2), 0)])
 def test_path_lengths_equal_those_in_the_jacobian(kind, grid, prefix):
     """Paths are computed from powers of the dependency matrix, for a recurrence cell by cell."""
-    layer = kind(4, 2, grid, prefix)
-    graphdef, state = nnx.split(layer.build(nnx.Rngs(0)))
+    layer = Layer(kind, 4, 2, grid, prefix)
+    graphdef, state = nnx.split(kind.build(layer, nnx.Rngs(0)))
     params = nnx.to_pure_dict(state)
     x = jax.random.normal(jax.random.key(3), (1, layer.tokens, 4))
-    whole = depends(lambda x: layer.apply(nnx.merge(graphdef, params), x), x)
-    if kind is Recurrence:
+    whole = depends(lambda x: kind.apply(layer, nnx.merge(graphdef, params), x), x)
+    if kind.is_sequential:
         # A token depends on those before it, through as many cells as lie between, and its own.
         i, j = np.indices(whole.shape)
         assert (whole == (j <= i)).all()
@@ -54,7 +44,7 @@ def test_path_lengths_equal_those_in_the_jacobian(kind, grid, prefix):
         for length in range(1, layer.tokens + 1):
             reached = whole @ reached
             paths = np.where(reached & (paths == 0), length, paths)
-    assert paths.max() == layer.path()
+    assert paths.max() == kind.path(layer)
 
 
 def depends(function, x):
@@ -97,26 +87,6 @@ def test_macs_of_conditions_loops_and_groups_are_counted():
         macs(endless, square)
 
 
-def test_sequential_scans_add_parallel_scans_do_not_and_nested_scans_multiply():
-    x = jnp.ones(3)
-
-    def scan(x, length):
-        return jax.lax.scan(lambda c, _: (c * 2, None), x, length=length)[0]
-
-    def nested(x):
-        return jax.lax.scan(lambda c, _: (scan(c, 5), None), x, length=4)[0]
-
-    def chain(function):
-        return longest_scan_chain(jax.make_jaxpr(function)(x).jaxpr)
-
-    assert chain(lambda x: x + 1) == 0
-    assert chain(lambda x: scan(x, 7)) == 7
-    assert chain(lambda x: scan(scan(x, 7), 2)) == 9
-    assert chain(lambda x: scan(x, 7) + scan(x, 2)) == 7
-    assert chain(nested) == 20
-    assert chain(jax.jit(lambda x: jax.jit(nested)(x) + scan(x, 3))) == 20
-
-
 def test_layers_have_the_model_s_sizes():
     for layer in comparable_layers(model_options("ViT-S/16", num_registers=4), 64):
         assert (layer.width, layer.num_heads, layer.grid, layer.num_prefix) == (384, 6, (4, 4), 5)
@@ -136,6 +106,4 @@ def test_sizes_that_do_not_fit_together_are_refused():
 
 
 def test_prefix_tokens_count_except_for_grid_convolutions():
-    sizes = {"width": 8, "num_heads": 1, "grid": (2, 2), "num_prefix": 3}
-    tokens = {kind: kind(**sizes).tokens for kind in LAYERS}
-    assert tokens == {Attention: 7, GridConvolution: 4, SequenceConvolution: 7, Recurrence: 7}
+    assert [Layer(kind, 8, 1, (2, 2), 3).tokens for kind in KINDS] == [7, 4, 7, 7]

@@ -79,7 +79,7 @@ def test_figures_are_written_to_metrics_and_result(reference):
 @pytest.mark.slow
 def test_the_fewshot_command_gives_the_same_figures(reference, digits_dir, capsys):
     workdir, result = reference
-    command = ["fewshot", str(workdir), f"--config={workdir / 'config.json'}", "--no_cache"]
+    command = ["fewshot", str(workdir), f"--config={workdir / 'config.json'}"]
     assert main([*command, "--json"]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures(again) == pytest.approx(figures(result), abs=1 / 100)

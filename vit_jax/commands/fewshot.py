@@ -31,7 +31,7 @@ from vit_jax.config.run import Config, LoggingConfig
 from vit_jax.errors import EXIT_STOPPED, ConfigError
 from vit_jax.schema import parse_override
 from vit_jax.storage.files import json_text
-from vit_jax.storage.paths import check_output_folder, user_path
+from vit_jax.storage.paths import user_path
 from vit_jax.train.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch_size", type=positive_int, help=f"images per batch ({_BATCH_SIZE} per device)"
     )
     parser.add_argument("--workdir", type=user_path, help="run folder for the results")
-    parser.add_argument("--cache_dir", type=user_path, help="folder in which features are cached")
-    parser.add_argument("--no_cache", action="store_true", help="do not cache features")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
@@ -90,8 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    if args.cache_dir is not None and not args.no_cache:
-        check_output_folder(args.cache_dir)
     with StopSignals() as stop:
         config = _config(args, overrides)
         with started(args, config, lambda: stop.requested):
@@ -147,13 +143,11 @@ def _measure(
     import jax
     from flax import nnx
 
-    from vit_jax.evaluation.feature_cache import FeatureCache
-    from vit_jax.evaluation.features import shard_params, weights_hash
+    from vit_jax.evaluation.features import shard_params
     from vit_jax.evaluation.frozen import FrozenEvaluator
     from vit_jax.interop.load import load
     from vit_jax.parallel.mesh import make_mesh, num_batch_shards
     from vit_jax.parallel.processes import is_first_host
-    from vit_jax.storage.paths import cache_dir
 
     begin = time.perf_counter()
     mesh = make_mesh(config.mesh)
@@ -161,7 +155,6 @@ def _measure(
     if is_first_host():
         loaded.report.print()
     params = nnx.to_pure_dict(nnx.state(loaded.model))
-    keeps = is_first_host() and not args.no_cache
     batch_size = _BATCH_SIZE * num_batch_shards(mesh)
     data = DataConfig(name="", global_batch_size=batch_size, cache_mb=0)
     evaluator = FrozenEvaluator(
@@ -171,8 +164,6 @@ def _measure(
         loaded.image_size,
         mesh,
         batch_size=batch_size,
-        cache=FeatureCache((args.cache_dir or cache_dir() / "features") if keeps else None),
-        weights=weights_hash(params) if keeps else None,
     )
     placed = shard_params(params, config.mesh, mesh)
     figures = evaluator(placed, agreement.reached)

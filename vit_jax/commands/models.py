@@ -11,6 +11,8 @@ recurrence at a model's size.
 """
 
 import argparse
+import dataclasses
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from vit_jax.models.complexity import Layer
     from vit_jax.models.costs import Cost
     from vit_jax.models.summary import Summary
 
@@ -47,8 +48,8 @@ _ACTIVATIONS = (
 _MEASURED = (
     "Parameters: counted in the modules.",
     "MACs: multiply-accumulates of one image, counted in the traced programs; 2 operations each.",
-    "Steps: scan iterations of these programs that wait for each other.",
-    "Path: applications of the layer or cell until the last token depends on the first.",
+    "Steps wait for each other. Path: applications of the layer or cell until the last token"
+    " depends on the first.",
     "Recurrence: h' = tanh(Wx + b + Uh); a GRU costs 3 times as much, an LSTM 4 times.",
 )
 
@@ -222,33 +223,20 @@ def _show_one(console: "Console", title: str, options: ModelConfig, one: "Summar
 
 
 def _show_complexity(console: "Console", options: ModelConfig, image_size: int) -> None:
-    from vit_jax.models.complexity import KERNEL, comparable_layers, measure
+    from vit_jax.models.complexity import KERNEL, comparable_layers, count
 
     layers = comparable_layers(options, image_size)
-    first, patches = layers[0], layers[0].grid[0] * layers[0].grid[1]
+    first = layers[0]
     table = plain_table("layer", right=("parameters", "MACs", "steps", "path"))
     for layer in layers:
-        cost, formulas = measure(layer), layer.formulas
-        figures = (cost.parameters, cost.macs, cost.steps, cost.path)
-        table.add_row(f"[bold]{layer.name}", *(f"[bold]{n:,}" for n in figures))
-        exact = (formulas.parameters, formulas.macs, formulas.steps, formulas.path)
-        table.add_row("  formula", *exact)
-        order = (formulas.order_macs, formulas.order_steps, formulas.order_path)
-        table.add_row("  order", "", *order, end_section=True)
+        figures = dataclasses.astuple(count(layer))
+        table.add_row(f"[bold]{layer.kind.name}", *(f"[bold]{n:,}" for n in figures))
+        table.add_row("  formula", *layer.kind.formulas, end_section=True)
     title = (
         f"One layer of {options.name} at {image_size} px: N = {first.tokens:,} tokens,"
-        f" G = {patches:,} of them patches, D = {first.width:,}, K = {KERNEL}"
+        f" G = {math.prod(first.grid):,} of them patches, D = {first.width:,}, K = {KERNEL}"
     )
-    _show(console, title, table, *_MEASURED, _share(first))
-
-
-def _share(attention: "Layer") -> str:
-    tokens, width = attention.tokens, attention.width
-    share = 2 * tokens**2 * width / (4 * tokens * width**2 + 2 * tokens**2 * width)
-    return (
-        "Orders: arXiv:1706.03762, section 4 and Table 1. For self-attention, it counts only the N²"
-        f" part, here {share:.0%} of the layer; the rest are the four projections."
-    )
+    _show(console, title, table, *_MEASURED)
 
 
 def _show(console: "Console", title: str, table: "Table", *notes: str) -> None:

@@ -1,7 +1,6 @@
 """Extracts the features of all examples of a dataset with a frozen model, on all devices."""
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -14,12 +13,10 @@ from jaxtyping import Float, Int
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.loader import HostBatch, on_device
-from vit_jax.data.sources import Source
 from vit_jax.errors import WeightsError
 from vit_jax.evaluation.loop import StoppedError, on_host, until
 from vit_jax.interop.resize import Target, fit_parameter
 from vit_jax.models.activation_sharding import with_mesh
-from vit_jax.models.heads import is_classifier
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
@@ -28,8 +25,6 @@ from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]
-# Number of examples, evenly spaced, by whose bytes a dataset is recognised.
-_SAMPLES = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,27 +150,3 @@ def extract(
             "use model.dtype=float32, or other weights",
         )
     return Features(values[:filled], labels[:filled])
-
-
-def weights_hash(params: Any) -> str:
-    """Returns a hash of names and values of all parameters except the linear layers of heads."""
-    digest = hashlib.sha256()
-    for name, leaf in named_leaves(params).items():
-        if not is_classifier(name):
-            array = np.ascontiguousarray(leaf)
-            digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-            digest.update(array.view(np.uint8).reshape(-1).data)
-    return digest.hexdigest()
-
-
-def data_hash(source: Source) -> str:
-    """Returns a hash of a source's identity and of the stored bytes of some of its examples.
-
-    The bytes change if a dataset is prepared again under the same name and version.
-    """
-    digest = hashlib.sha256(f"{source.fingerprint} {len(source)}".encode())
-    indices = sorted({i * len(source) // _SAMPLES for i in range(_SAMPLES)})
-    for example in source.read(indices):
-        digest.update(f" {example.label} {len(example.image)} ".encode())
-        digest.update(example.image)
-    return digest.hexdigest()

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-import vit_jax
 from vit_jax.config.data import AugmentConfig, DataConfig, SubsetConfig
 from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
 from vit_jax.data.arrays import labelled_image
@@ -20,12 +18,10 @@ from vit_jax.data.sources import LabelledSource, Source, open_source
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError
 from vit_jax.evaluation.draws import check_shots
-from vit_jax.evaluation.feature_cache import FeatureCache
 from vit_jax.evaluation.features import (
     FeatureExtractor,
     Features,
     build_feature_extractor,
-    data_hash,
     extract,
     resample_params,
 )
@@ -38,7 +34,6 @@ log = logging.getLogger(__name__)
 
 # The first host runs the methods. The other hosts wait for it at most this long.
 _SOLVING_TIMEOUT_S = 24 * 3600.0
-_CACHE_FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +57,6 @@ class FrozenEvaluator:
         image_size: (height, width) of the model's parameters.
         mesh: devices.
         batch_size: images per batch over all hosts, unless the fewshot section sets it.
-        cache: cache of features.
-        weights: hash of the parameters, for the cache; None: features are not cached.
 
     Attributes:
         details: dataset -> method -> how its hyperparameter was chosen in the last call; only on
@@ -79,13 +72,9 @@ class FrozenEvaluator:
         mesh: Mesh,
         *,
         batch_size: int,
-        cache: FeatureCache | None = None,
-        weights: str | None = None,
     ):
-        self._config, self._mesh, self._options = config, mesh, options
+        self._config, self._mesh = config, mesh
         self._batch_size = config.batch_size or batch_size
-        self._cache = cache or FeatureCache(None)
-        self._weights = weights
         self.details: dict[str, Any] = {}
         if not config.datasets:
             self._datasets: list[_Dataset] = []
@@ -189,19 +178,7 @@ class FrozenEvaluator:
         params: Any,
         stop: Callable[[], bool],
     ) -> Features | None:
-        """Returns the features of a split, cached or extracted; None if `stop` ended it."""
-        key: dict[str, Any] = {}
-        held: list[Features | None] = [None]
-
-        def look() -> bool:
-            if self._weights is not None:
-                key.update(self._key(dataset, source))
-                held[0] = self._cache.load(key)
-            return held[0] is not None
-
-        if on_first_host("cached features", look):
-            nothing = Features(np.zeros((0, 0), np.float32), np.zeros(0, np.int32))
-            return held[0] or nothing
+        """Returns the features of a split; None if `stop` ended it."""
         config, size = dataset.config, dataset.image_size
         augment = AugmentConfig(
             central_fraction=config.central_fraction, antialias=config.antialias
@@ -212,26 +189,7 @@ class FrozenEvaluator:
         preprocessing = labelled_image(transform, size, len(source.class_names))
         kept = cached(source, dataset.data.cache_mb)
         with eval_batches(kept, preprocessing, spec) as feed:
-            features = extract(model, params, feed, len(source), self._mesh, stop)
-        if features is not None and self._weights is not None:
-            on_first_host("keep features", lambda: self._cache.store(key, features))
-        return features
-
-    def _key(self, dataset: _Dataset, source: Source) -> dict[str, Any]:
-        config = dataset.config
-        device = self._mesh.devices.flat[0]
-        return {
-            "format": _CACHE_FORMAT,
-            "weights": self._weights,
-            "model": self._options.to_mapping(),
-            "made_for": list(self._own.image_size),
-            "features": self._config.features,
-            "data": data_hash(source),
-            "on_bad_example": dataset.data.on_bad_example,
-            "image_size": dataset.image_size,
-            "crop": [config.crop, config.central_fraction, config.antialias],
-            "code": [vit_jax.__version__, jax.__version__, device.platform, device.device_kind],
-        }
+            return extract(model, params, feed, len(source), self._mesh, stop)
 
 
 def _class_counts(source: LabelledSource) -> np.ndarray:
