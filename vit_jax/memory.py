@@ -40,12 +40,7 @@ def shown_bytes(count: float) -> str:
 
 
 def check_fits(
-    needed: int,
-    what: str,
-    fix: str,
-    *,
-    limit: float | None = None,
-    place: str = "this machine",
+    needed: int, what: str, fix: str, *, limit: float | None = None, place: str = "this machine"
 ) -> None:
     """Raises MemoryLimitError if something needs more memory than there is.
 

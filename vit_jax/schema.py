@@ -309,10 +309,7 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
     below = _section_in(annotation)
     if below is None:
         raise ConfigError(
-            f"unknown config key '{KEY}'",
-            "no key below this field",
-            f"remove '.{rest}'",
-            key=key,
+            f"unknown config key '{KEY}'", "no key below this field", f"remove '.{rest}'", key=key
         )
     try:
         return _annotation_of(below, rest, inside)

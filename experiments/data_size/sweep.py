@@ -233,10 +233,7 @@ def _imagenet(tuned: bool) -> Iterator[Job | Selection]:
         "evaluation.final_splits": {"validation": "validation"},
         "evaluation.interval_epochs": None,
         "evaluation.interval_steps": 1_000,
-        "fewshot.datasets": {
-            "pets": {"name": "oxford_iiit_pet"},
-            "cifar100": {"name": "cifar100"},
-        },
+        "fewshot.datasets": {"pets": {"name": "oxford_iiit_pet"}, "cifar100": {"name": "cifar100"}},
         **_stopping(20),
     }
     for percent, model in ((p, m) for p in PERCENT for m in IMAGENET_MODELS):

@@ -119,7 +119,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
                 "log_x": True,
                 "title": "What is scaled",
                 "where": shapes,
-            },
+            }
         ],
         "curves": [
             {"series": series, "title": "Head and norm", "where": {**heads, **reported}},
@@ -131,10 +131,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
 def _small() -> Iterator[Job | Selection]:
     recipe = "configs/cifar10_small.py:ViT-Micro/4"
     shared = {"train_examples": SMALL_EXAMPLES}
-    held_out = {
-        "data.train_split": "train[:90%]",
-        "evaluation.splits": {"dev": "train[90%:]"},
-    }
+    held_out = {"data.train_split": "train[:90%]", "evaluation.splits": {"dev": "train[90%:]"}}
     for (head, norm), settings in VARIANTS.items():
         rates = vary("optimizer.learning_rate", SMALL_RATES)
         yield Selection(
@@ -143,12 +140,7 @@ def _small() -> Iterator[Job | Selection]:
             "eval/dev/accuracy_top1",
             seeds=SMALL_SEEDS,
             final_overrides={"data.train_split": "train", "evaluation.splits": {"test": "test"}},
-            labels={
-                "study": "head and norm",
-                "head": head,
-                "norm": norm,
-                "dataset": "cifar10",
-            },
+            labels={"study": "head and norm", "head": head, "norm": norm, "dataset": "cifar10"},
         )
     for scaled, shape in _shapes(SMALL_BASE, SMALL_SHAPES):
         for seed in SMALL_SEEDS:
@@ -182,11 +174,7 @@ def _paper() -> Iterator[Job]:
             # The model of Table 3 that is nearest in width and patch size.
             "configs/pretrain.py:jft,L/32",
             # Attention heads of 64 features; the layer before the head is as wide as the tokens.
-            {
-                **_settings(shape, 64),
-                "model.representation_size": shape.width,
-                **_FEWSHOT,
-            },
+            {**_settings(shape, 64), "model.representation_size": shape.width, **_FEWSHOT},
             name=f"shape/{_shape_name(scaled, shape)}",
             labels=_shape_labels(scaled, shape) | {"dataset": "imagenet"},
         )

@@ -29,9 +29,7 @@ class Field:
         Field(start=-2, side=5, step=1)
         """
         return Field(
-            self.start - before * self.step,
-            self.side + (size - 1) * self.step,
-            self.step * stride,
+            self.start - before * self.step, self.side + (size - 1) * self.step, self.step * stride
         )
 
     def centre(self, position: int) -> float:

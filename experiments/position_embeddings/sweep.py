@@ -85,12 +85,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
         for dataset in ("clothing_small", "sign_language_digits")
     ]
     plots = [
-        {
-            "x": "position",
-            "y": _TEST,
-            "series": "placement",
-            "title": "CIFAR-10 test accuracy",
-        }
+        {"x": "position", "y": _TEST, "series": "placement", "title": "CIFAR-10 test accuracy"}
     ]
     return asked | {"tables": tables, "plots": plots}
 

@@ -22,9 +22,7 @@ _DISTANCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("inputs", "labels", "asked"),
-    meta_fields=(),
+    jax.tree_util.register_dataclass, data_fields=("inputs", "labels", "asked"), meta_fields=()
 )
 @dataclasses.dataclass(frozen=True)
 class Batch:

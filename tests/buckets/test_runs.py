@@ -78,8 +78,7 @@ def kill(process):
 def wait_for_save(gcs, process):
     """Waits until something of the first checkpoint was written."""
     wait_for(
-        lambda: any("/checkpoints/10" in count["object"] for count in gcs.server.counts()),
-        process,
+        lambda: any("/checkpoints/10" in count["object"] for count in gcs.server.counts()), process
     )
 
 

@@ -79,11 +79,7 @@ def test_a_large_file_arrives_though_parts_and_answers_are_lost(folder, bucket):
     assert bucket.server.requests("write", "large", "faults") > 0
 
 
-FOREVER = {
-    "throttled": {"throttled": 1},
-    "unavailable": {"burst": (1, 1)},
-    "cut": {"cut": 1},
-}
+FOREVER = {"throttled": {"throttled": 1}, "unavailable": {"burst": (1, 1)}, "cut": {"cut": 1}}
 
 
 @pytest.mark.usefixtures("impatient")

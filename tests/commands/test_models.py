@@ -145,11 +145,7 @@ def test_a_hybrid_and_a_resnet_are_shown_in_detail(show):
     assert row(lines, "tokens") == ["tokens", "65", "1 register + 64 patches"]
     lines = show("BiT-R-Mini")
     assert row(lines, "units") == ["units", "4", "1 + 1 + 2"]
-    assert row(lines, "last feature map") == [
-        "last feature map",
-        "8 x 8",
-        "512 channels, stride 4",
-    ]
+    assert row(lines, "last feature map") == ["last feature map", "8 x 8", "512 channels, stride 4"]
     assert not any("attention weights" in line for line in lines if line.startswith("  "))
 
 
@@ -173,12 +169,7 @@ def test_complexity_prints_a_table_of_layers(show):
         "1",
         "13",
     ]
-    assert row(lines, "convolution, 3 in sequence")[1:] == [
-        "1,770,240",
-        "348,585,984",
-        "1",
-        "196",
-    ]
+    assert row(lines, "convolution, 3 in sequence")[1:] == ["1,770,240", "348,585,984", "1", "196"]
     assert row(lines, "recurrence (tanh RNN)")[1:] == ["1,180,416", "232,390,656", "197", "197"]
 
 

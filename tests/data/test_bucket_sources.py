@@ -194,11 +194,7 @@ def test_a_csv_file_may_name_files_as_on_a_disk(bucket, photos, tmp_path):
         sorted(path.name for path in (photos / "test" / name).iterdir())[0]
         for name in ("ant", "cat")
     )
-    names = [
-        "../train/ant/.hidden.png",
-        f".././test/ant//{first}",
-        f"../test/cat/../cat/{second}",
-    ]
+    names = ["../train/ant/.hidden.png", f".././test/ant//{first}", f"../test/cat/../cat/{second}"]
     rows = [f"{name},{number},train" for number, name in enumerate(names)]
     (photos / "lists").mkdir()
     (photos / "lists" / "a.csv").write_text("\n".join(["path,label,split", *rows]))

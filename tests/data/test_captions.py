@@ -151,10 +151,7 @@ def test_templates_make_captions_from_class_names(vocabulary):
     first = [word(text) for text in ("a", "photo", "of", "a", "big")]
     assert captions.tokens(one).tolist() == [*first, 1]
     drawn = {tuple(captions.tokens(one, np.random.default_rng(i)).tolist()) for i in range(9)}
-    assert drawn == {
-        (*first, 1),
-        (word("the"), word("big"), word("dog"), 1, 0, 0),
-    }
+    assert drawn == {(*first, 1), (word("the"), word("big"), word("dog"), 1, 0, 0)}
     with pytest.raises(DataError, match="the dataset has no classes"):
         build_captions(config, tower())
     with pytest.raises(DataError, match="label 2; expected 0 to 1"):

@@ -1,13 +1,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.data.crops import (
-    INCEPTION_BOX,
-    central_box,
-    paper_box,
-    random_box,
-    torchvision_box,
-)
+from vit_jax.data.crops import INCEPTION_BOX, central_box, paper_box, random_box, torchvision_box
 
 BOTH = pytest.mark.parametrize("draw", [paper_box, torchvision_box])
 

@@ -120,10 +120,7 @@ class TestReal:
     def test_missing_images_and_labels_are_bad_examples(self, tmp_path):
         datasets = pytest.importorskip("datasets")
         features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
-        columns = {
-            "image": [{"bytes": encoded(0), "path": None}, None],
-            "label": [None, 1],
-        }
+        columns = {"image": [{"bytes": encoded(0), "path": None}, None], "label": [None, 1]}
         rows = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
         rows.save_to_disk(str(tmp_path / "odd"))
         source = HuggingFaceSource("odd", "train", str(tmp_path / "odd"))

@@ -14,13 +14,7 @@ from vit_jax.data import batch_buffers
 from vit_jax.data import order as order_module
 from vit_jax.data.arrays import ArraySpec, Preprocessing, batch_shapes, labelled_image
 from vit_jax.data.decode import decode
-from vit_jax.data.loader import (
-    BatchSpec,
-    eval_batches,
-    on_device,
-    reader_counts,
-    train_batches,
-)
+from vit_jax.data.loader import BatchSpec, eval_batches, on_device, reader_counts, train_batches
 from vit_jax.data.order import ExampleOrder
 from vit_jax.data.prepare.pack import PackOptions, pack
 from vit_jax.data.sources import Example, open_source

@@ -2,13 +2,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import DataError
-from vit_jax.evaluation.draws import (
-    check_shots,
-    class_orders,
-    draw_held_out,
-    draw_shots,
-    hold_out,
-)
+from vit_jax.evaluation.draws import check_shots, class_orders, draw_held_out, draw_shots, hold_out
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(5), [40, 30, 50, 26, 45]))
 

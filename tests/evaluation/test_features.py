@@ -109,9 +109,7 @@ def test_skipped_examples_have_no_features(tmp_path, mesh, data):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"position_embedding": "rope_2d", "width": 24}],
-    ids=["learned_1d", "rope_2d"],
+    "options", [{}, {"position_embedding": "rope_2d", "width": 24}], ids=["learned_1d", "rope_2d"]
 )
 def test_another_image_size_equals_loading_the_weights_at_that_size(tmp_path, mesh, options):
     loaded = random_weights(tmp_path / "model", **options)

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.evaluation.intervals import (
-    DRAWS,
-    bootstrap_interval,
-    resample_means,
-    wilson_interval,
-)
+from vit_jax.evaluation.intervals import DRAWS, bootstrap_interval, resample_means, wilson_interval
 
 
 def test_wilson_intervals():

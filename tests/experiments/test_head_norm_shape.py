@@ -96,10 +96,7 @@ def test_every_shape_makes_a_model_and_the_lines_span_the_compute(plan, scale, s
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "columns"),
-    [
-        ("small", "cifar10"),
-        pytest.param("paper", "0.0003 | 0.0008", marks=pytest.mark.slow),
-    ],
+    [("small", "cifar10"), pytest.param("paper", "0.0003 | 0.0008", marks=pytest.mark.slow)],
 )
 def test_the_report_has_heads_and_shapes(tmp_path, monkeypatch, scale, columns):
     monkeypatch.chdir(ROOT)

@@ -64,13 +64,7 @@ def test_the_interval_of_a_slope_holds_the_truth_and_zero_if_there_is_none():
 def test_tables_have_a_row_for_each_model_and_measure():
     rows = pd.DataFrame(
         [
-            {
-                "family": "ViT",
-                "seed": seed,
-                "images": size,
-                "measure": name,
-                "value": v,
-            }
+            {"family": "ViT", "seed": seed, "images": size, "measure": name, "value": v}
             for name, values in {"distance": (0, -1, -2), "patch shift": (1, 1, 1)}.items()
             for size, v in zip((0, 480, 4_800), values, strict=True)
             for seed in range(3)

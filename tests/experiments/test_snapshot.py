@@ -19,7 +19,7 @@ SWEEPS = {
     "head_norm_shape": ("small", "paper"),
     "masked_patches": ("small", "paper"),
     "position_embeddings": ("small", "paper"),
-    "transfer": ("small", "paper"),
+    "transfer": ("small", "pretrain", "paper"),
 }  # fmt: skip
 EVERY = [(experiment, arg) for experiment, args in SWEEPS.items() for arg in args]
 # Each takes seconds; smaller arguments of the same experiment expand by the same functions.

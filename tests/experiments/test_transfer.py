@@ -15,20 +15,26 @@ def counted(plan):
     return {stage: stages.count(stage) for stage in ("search", "final", None)}
 
 
-def test_three_models_are_pretrained_and_transferred_to_two_datasets(plan):
+def test_three_models_are_pretrained_each_at_its_own_rate(plan):
+    pretrain = plan("pretrain")
+    assert counted(pretrain) == {"search": 3 * 3, "final": 3, None: 0}
+    long = pretrain.jobs["final/ViT-Micro-4/seed0"].config
+    assert (long.train_examples, long.data.train_split) == (768_000, "train[:96%]")
+
+
+def test_three_models_are_transferred_to_two_datasets(plan):
     small = plan("small")
-    assert counted(small) == {"search": 3 * 3 + 3 * 2 * 3, "final": 3 + 3 * 2 * (3 + 1), None: 0}
-    pretrained = small.jobs["final/pretrain/ViT-Micro-4/seed0"].config
-    assert (pretrained.train_examples, pretrained.data.train_split) == (768_000, "train[:96%]")
+    assert counted(small) == {"search": 3 * 2 * 3, "final": 3 * 2 * (3 + 1), None: 0}
     search = small.jobs["search/clothing_small/ViT-Micro-4/learning_rate=0.03"]
-    assert search.needs == ("final/pretrain/ViT-Micro-4/seed0",)
+    assert search.config.init_from == "experiments/transfer/checkpoints/ViT-Micro-4"
+    assert search.config.train_steps == 100
     assert search.config.evaluation.splits == {"dev": "train[90%:]"}
     assert search.config.data.train_split == "train[:90%]"
     assert search.config.data.image_size == 64
     final = small.jobs["final/clothing_small/ViT-Micro-4/seed2"]
     assert final.config.evaluation.splits == {"test": "test"}
     assert final.config.data.train_split == "train"
-    assert final.config.seed == 2
+    assert (final.config.seed, final.config.train_steps) == (2, 300)
 
 
 def test_at_full_scale_the_sweep_is_table_5(plan):

@@ -45,8 +45,7 @@ def test_every_golden_is_tested():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in OPTIONS],
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in OPTIONS]
 )
 def test_logits_equal_those_of_the_reference(name, tmp_path):
     about, _ = golden(name)

@@ -5,16 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from interop.files import (
-    CLASSES,
-    IMAGE_SIZE,
-    WIDTH,
-    intermediates,
-    logits,
-    params,
-    tiny,
-    write_npz,
-)
+from interop.files import CLASSES, IMAGE_SIZE, WIDTH, intermediates, logits, params, tiny, write_npz
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load

@@ -172,10 +172,7 @@ def native(folder, image_size, **options):
     """Writes a random tiny model of ours and returns its folder and parameters."""
     sizes = {"width": WIDTH, "depth": 2, "mlp_dim": 32, "num_heads": HEADS}
     model = random_model("ViT-Ti/8", num_classes=3, image_size=image_size, **sizes, **options)
-    about = {
-        "model": {"name": "ViT-Ti/8", **sizes, **options},
-        "image_size": list(image_size),
-    }
+    about = {"model": {"name": "ViT-Ti/8", **sizes, **options}, "image_size": list(image_size)}
     folder.mkdir()
     write_native(folder, about, nnx.to_pure_dict(nnx.state(model)))
     return folder, params(model)

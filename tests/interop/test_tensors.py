@@ -9,15 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from interop.files import (
-    HEADS,
-    WIDTH,
-    params,
-    tiny,
-    to_timm,
-    write_npz,
-    write_safetensors,
-)
+from interop.files import HEADS, WIDTH, params, tiny, to_timm, write_npz, write_safetensors
 from weight_files import random_loaded
 
 from vit_jax.errors import WeightsError

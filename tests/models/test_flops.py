@@ -31,8 +31,7 @@ def macs_of(name, size, num_classes=0):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TABLE_6],
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TABLE_6]
 )
 def test_table_6_agrees_within_two_percent_or_five_with_convolutions(name):
     """The table's own rounding of whole numbers is up to 1 %."""

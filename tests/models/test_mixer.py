@@ -71,9 +71,7 @@ def test_the_listed_names_are_those_of_the_paper():
     [
         (0.0, ({"scan": False}, {"remat": "full"})),
         pytest.param(
-            0.3,
-            ({"scan": False}, {"remat": "full"}, {"remat": "dots"}),
-            marks=pytest.mark.slow,
+            0.3, ({"scan": False}, {"remat": "full"}, {"remat": "dots"}), marks=pytest.mark.slow
         ),
     ],
 )

@@ -268,8 +268,7 @@ def test_the_table_covers_every_image_model():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in IMAGE_MODELS],
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in IMAGE_MODELS]
 )
 def test_models_have_the_published_parameter_counts(name):
     assert count(name) == PARAMETERS[name] == by_hand(name)

@@ -4,12 +4,7 @@ import pytest
 from flax import nnx
 
 from vit_jax.models.registry import build_model, default_image_size, model_options
-from vit_jax.models.summary import (
-    Activations,
-    fitting_image_size,
-    parameters_by_part,
-    summarize,
-)
+from vit_jax.models.summary import Activations, fitting_image_size, parameters_by_part, summarize
 
 F32 = 4
 TINY = {"name": "ViT-Ti/16", "width": 64, "mlp_dim": 256, "num_heads": 2}
@@ -48,10 +43,7 @@ def test_parameters_by_part_by_hand():
     [
         ("BiT-R-Mini", "trunk norm head"),
         ("Mixer-S/16", "patch_embedding blocks norm head"),
-        (
-            "R+ViT-Mini/4",
-            "stem patch_embedding class_token position_embedding encoder norm head",
-        ),
+        ("R+ViT-Mini/4", "stem patch_embedding class_token position_embedding encoder norm head"),
     ],
 )
 def test_every_parameter_belongs_to_a_part(name, parts):

@@ -202,11 +202,7 @@ def main() -> None:
 
 
 def train_on(
-    name: str,
-    mesh_section: dict[str, Any],
-    mesh: Any,
-    batches: list[Any],
-    options: dict[str, Any],
+    name: str, mesh_section: dict[str, Any], mesh: Any, batches: list[Any], options: dict[str, Any]
 ) -> tuple[dict[str, Any], Any, Any]:
     """Returns figures of a run, its first and its last parameters."""
     import jax

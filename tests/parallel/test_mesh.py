@@ -8,13 +8,7 @@ from jax.sharding import PartitionSpec
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.parallel import mesh as mesh_module
-from vit_jax.parallel.mesh import (
-    batch_sharding,
-    check_batch_size,
-    host_rows,
-    make_mesh,
-    to_devices,
-)
+from vit_jax.parallel.mesh import batch_sharding, check_batch_size, host_rows, make_mesh, to_devices
 
 
 def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:

@@ -65,11 +65,7 @@ def test_mesh_slices_is_positive_or_minus_one():
 @pytest.mark.parametrize("devices", [gpu_nodes(2, 8), v5e_slices(4, 2)])
 @pytest.mark.parametrize(
     ("sizes", "shape"),
-    [
-        ({}, (16, 1, 1)),
-        ({"fsdp": 2, "tensor": 2}, (4, 2, 2)),
-        ({"data": 4, "fsdp": -1}, (4, 4, 1)),
-    ],
+    [({}, (16, 1, 1)), ({"fsdp": 2, "tensor": 2}, (4, 2, 2)), ({"data": 4, "fsdp": -1}, (4, 4, 1))],
 )
 def test_data_is_divided_among_the_slices_and_the_other_axes_stay_inside(devices, sizes, shape):
     mesh = make_mesh(MeshConfig(**sizes), devices)

@@ -73,10 +73,7 @@ def test_topology_names_are_parsed(name, platform, generation, shape, slices):
         ("v6e:16x32", r"plan for several slices, e.g. 2\*v6e:16x16, or for another TPU"),
         ("0*v5e:4x4", "a number of TPU slices in front of *"),
         ("two*v5e:4x4", "use --topology=v5e:4x4"),
-        (
-            "2*h100:8",
-            "; use --topology=h100:8x2",
-        ),
+        ("2*h100:8", "; use --topology=h100:8x2"),
         ("2*cpu:4", "use --topology=cpu:4, and --config.mesh.slices=N"),
     ],
 )

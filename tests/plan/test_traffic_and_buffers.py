@@ -29,10 +29,7 @@ def test_the_memory_peak_is_inside_the_loop():
     found = {(b.shape, b.count): b.bytes for b in buffers if b.bytes > 4}
     # Both stacks are alive around the loop, and a layer and its sum inside it. The update is made
     # in place, and the new argument overwrites the old one.
-    assert found == {
-        ("bf16[24,512,256]", 2): 2 * 24 * LAYER,
-        ("bf16[512,256]", 1): LAYER,
-    }
+    assert found == {("bf16[24,512,256]", 2): 2 * 24 * LAYER, ("bf16[512,256]", 1): LAYER}
     assert {b.part for b in buffers if b.shape == "bf16[512,256]"} == {
         "forward, in the layers",
         "backward, in the layers",

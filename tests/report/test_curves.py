@@ -9,11 +9,7 @@ from report.fake_runs import write as put
 
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
-from vit_jax.report.curves import (
-    _drawn_score,
-    draw_learning_curves,
-    main_score,
-)
+from vit_jax.report.curves import _drawn_score, draw_learning_curves, main_score
 from vit_jax.report.defaults import default_curves, row_column
 from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
@@ -194,12 +190,7 @@ def test_panels_colours_and_runs_follow_the_request(tmp_path):
             put(tmp_path / f"{task}{size}", job=job, config=config(), metrics=ROWS)
     ((title, figure, notes, _),) = sheets(tmp_path, panel="size+task", series="task", title="Both")
     titles = [panel.get_title(loc="left").partition(", ")[0] for panel in figure.axes]
-    assert titles == [
-        "10 · classification",
-        "10 · masked",
-        "100 · classification",
-        "100 · masked",
-    ]
+    assert titles == ["10 · classification", "10 · masked", "100 · classification", "100 · masked"]
     assert title == "Both"
     first, second, *_ = [panel.lines[0].get_color() for panel in figure.axes]
     assert first != second

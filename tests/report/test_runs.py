@@ -9,12 +9,7 @@ from report.fake_runs import config, curve, result, write
 from vit_jax.errors import RunFolderError
 from vit_jax.report.content import make_report
 from vit_jax.report.frame import differing_settings, run_frame
-from vit_jax.report.overview import (
-    confusion_tables,
-    hardware_table,
-    missing_table,
-    runs_csv,
-)
+from vit_jax.report.overview import confusion_tables, hardware_table, missing_table, runs_csv
 from vit_jax.report.page_data import page_data
 from vit_jax.report.requests import ReportRequest
 from vit_jax.report.run import Run

@@ -4,12 +4,7 @@ import pytest
 
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError
-from vit_jax.run.about import (
-    COMMIT_FILE,
-    ORBAX_FILE,
-    choose_checkpoint,
-    incomplete_steps,
-)
+from vit_jax.run.about import COMMIT_FILE, ORBAX_FILE, choose_checkpoint, incomplete_steps
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
 from vit_jax.storage.paths import user_path

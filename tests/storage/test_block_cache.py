@@ -205,8 +205,7 @@ def test_lists_are_remembered(tmp_path):
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    "faults",
-    [{"throttled": 1, "times": 3}, {"burst": (2, 4), "times": 4}, {"cut": 1, "times": 3}],
+    "faults", [{"throttled": 1, "times": 3}, {"burst": (2, 4), "times": 4}, {"cut": 1, "times": 3}]
 )
 def test_what_is_throttled_or_cut_is_asked_for_again(faults, bucket, found, content, tmp_path):
     bucket.server.faults(**faults)

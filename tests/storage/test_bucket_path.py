@@ -234,10 +234,7 @@ def test_ranges_are_read_and_large_objects_are_written_and_copied(bucket, tmp_pa
     assert (tmp_path / "back").read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    "operation",
-    ["read_bytes", "stat", "unlink", "open", "iterdir"],
-)
+@pytest.mark.parametrize("operation", ["read_bytes", "stat", "unlink", "open", "iterdir"])
 def test_errors_name_the_object(bucket, operation):
     path = user_path(f"{bucket.url}/run/a file")
     with pytest.raises(FileNotFoundError) as caught:

@@ -54,8 +54,5 @@ def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, capl
 
 def test_a_lock_file_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(OSError, match="exists"),
-        locked(tmp_path / "file/lock"),
-    ):
+    with pytest.raises(OSError, match="exists"), locked(tmp_path / "file/lock"):
         pass

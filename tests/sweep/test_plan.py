@@ -192,10 +192,7 @@ def test_choose_on_test_allows_a_test_metric():
             lambda: Selection("x", [(TINY, {}), (TINY, {})], "m"),
             "two candidates with the same name",
         ),
-        (
-            lambda: Selection("x", [Job(None, command="fewshot")], "m"),
-            "that do not train",
-        ),
+        (lambda: Selection("x", [Job(None, command="fewshot")], "m"), "that do not train"),
         (lambda: Job(TINY, {"init_from": Path("a")}), "JSON cannot hold (Object of type PosixPath"),
         (lambda: Job(None), "has the config None"),
         (lambda: Job(TINY, command="tran"), "did you mean 'train'?"),

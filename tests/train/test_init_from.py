@@ -54,11 +54,7 @@ def mapping(init_from, *, side=32, **options):
             "global_batch_size": 8,
             "eval_crop": "resize",
         },
-        "optimizer": {
-            "name": "sgd",
-            "learning_rate": 0.1,
-            **options.pop("optimizer", {}),
-        },
+        "optimizer": {"name": "sgd", "learning_rate": 0.1, **options.pop("optimizer", {})},
         "train_steps": 4,
         "init_from": None if init_from is None else str(init_from),
         **options,

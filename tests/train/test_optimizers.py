@@ -409,13 +409,7 @@ def test_layers_of_a_resnet_by_hand():
 def test_the_stem_of_a_hybrid_has_the_learning_rate_of_the_embedding():
     found = powers_of_layer_decay("R26+ViT-S/32", num_registers=1, pooling="map", class_token=True)
     below = {name.split("/")[0] for name, powers in found.items() if powers == [13]}
-    assert below == {
-        "stem",
-        "patch_embedding",
-        "position_embedding",
-        "class_token",
-        "registers",
-    }
+    assert below == {"stem", "patch_embedding", "position_embedding", "class_token", "registers"}
     assert all(powers == [13] for name, powers in found.items() if name.startswith("stem/"))
     assert found["encoder/blocks/mlp/expand/kernel"] == [12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
     above = {name.split("/")[0] for name, powers in found.items() if powers == [0]}
@@ -511,10 +505,7 @@ def test_a_weight_decay_that_changes_needs_an_optimizer_without_its_own():
     )
     with pytest.raises(ConfigError, match=r"'optimizer.end_weight_decay' is 0.5 with lamb"):
         build_optimizer(
-            config,
-            optax.constant_schedule(0.1),
-            PARAMS,
-            weight_decay=build_weight_decay(config, 4),
+            config, optax.constant_schedule(0.1), PARAMS, weight_decay=build_weight_decay(config, 4)
         )
 
 

@@ -9,11 +9,7 @@ from vit_jax.config.durations import next_due
 from vit_jax.train import progress as progress_module
 from vit_jax.train.progress import ProgressView
 
-SPEED = {
-    "train/images_per_second": 1234.4,
-    "train/data_wait_fraction": 0.021,
-    "train/mfu": 0.4123,
-}
+SPEED = {"train/images_per_second": 1234.4, "train/data_wait_fraction": 0.021, "train/mfu": 0.4123}
 
 
 @pytest.fixture

@@ -16,10 +16,7 @@ from vit_jax.tasks.task import Frozen
 # Stochastic depth draws other random numbers.
 VIT = {"model.name": "ViT-B/4", **SMALL}
 NO_DEPTH = {"model.stochastic_depth": 0.0}
-CONSTANT_RATE = {
-    "optimizer.schedule.decay": "constant",
-    "optimizer.schedule.warmup_epochs": None,
-}
+CONSTANT_RATE = {"optimizer.schedule.decay": "constant", "optimizer.schedule.warmup_epochs": None}
 
 
 def labelled_batches(replay, classes):

@@ -12,16 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from vit_jax.analysis.batches import check_attention, map_batches, pixels_per_patch
-from vit_jax.analysis.output import (
-    BLUE,
-    GRAY,
-    ORANGE,
-    Output,
-    Row,
-    arrays_of,
-    digits,
-    style_axes,
-)
+from vit_jax.analysis.output import BLUE, GRAY, ORANGE, Output, Row, arrays_of, digits, style_axes
 from vit_jax.models.family import ImageModel
 from vit_jax.tables import plain_table
 

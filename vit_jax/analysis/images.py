@@ -78,11 +78,7 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
 
 
 def read_source(
-    source: Source,
-    split: str,
-    count: int,
-    transform: Transform,
-    num_classes: int | None = None,
+    source: Source, split: str, count: int, transform: Transform, num_classes: int | None = None
 ) -> Images:
     """Reads images and labels of a dataset, evenly spaced over the split.
 

@@ -78,10 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--name", help="name of the dataset; default: the folder's name")
     prepare.add_argument("--short_side", type=positive_int, help="shrink larger images, in pixels")
     prepare.add_argument(
-        "--val_fraction",
-        type=_fraction,
-        default=0.0,
-        help="fraction of train for validation",
+        "--val_fraction", type=_fraction, default=0.0, help="fraction of train for validation"
     )
     prepare.add_argument("--shard_mb", type=positive_int, default=256, help="MB per shard (256)")
     prepare.add_argument("--on_bad_example", choices=("error", "skip"), default="error")

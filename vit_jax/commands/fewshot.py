@@ -158,12 +158,7 @@ def _measure(
     batch_size = _BATCH_SIZE * num_batch_shards(mesh)
     data = DataConfig(name="", global_batch_size=batch_size, cache_mb=0)
     evaluator = FrozenEvaluator(
-        config.fewshot,
-        data,
-        loaded.options,
-        loaded.image_size,
-        mesh,
-        batch_size=batch_size,
+        config.fewshot, data, loaded.options, loaded.image_size, mesh, batch_size=batch_size
     )
     placed = shard_params(params, config.mesh, mesh)
     figures = evaluator(placed, agreement.reached)

@@ -32,10 +32,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands.arguments import (
-    output_file,
-    positive_int,
-)
+from vit_jax.commands.arguments import output_file, positive_int
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
@@ -69,8 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="try batch sizes, meshes, presets and remat policies; show the fastest that fits",
     )
     parser.add_argument(
-        "--batch_sizes",
-        help="global, comma-separated; default: the config's, twice and half of it",
+        "--batch_sizes", help="global, comma-separated; default: the config's, twice and half of it"
     )
     parser.add_argument(
         "--meshes", help="data,fsdp,tensor of each mesh, separated by ';'; default: usual ones"
@@ -108,13 +104,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     prepare(topology)
     from vit_jax.config.flexible import trained_variants
     from vit_jax.plan.estimate import find_sizes, make_plan
-    from vit_jax.plan.show import (
-        COLUMNS,
-        mean_step_s,
-        row,
-        show_plan,
-        show_variants,
-    )
+    from vit_jax.plan.show import COLUMNS, mean_step_s, row, show_plan, show_variants
     from vit_jax.tasks.task import num_patches
 
     console = Console(highlight=False)
@@ -230,9 +220,7 @@ def _write(path: Path, figures: dict[str, Any]) -> None:
         header = next(csv.reader(path.read_text().splitlines()))
         if header != list(figures):
             raise ConfigError(
-                f"--output={path} has other columns",
-                "a table of this command",
-                "name a new file",
+                f"--output={path} has other columns", "a table of this command", "name a new file"
             )
     text = io.StringIO()
     writer = csv.DictWriter(text, list(figures), lineterminator="\n")

@@ -8,11 +8,7 @@ from vit_jax.schema import Section, option, section
 
 SourceKind = Literal["tfds", "folder", "csv", "huggingface", "captioned"]
 LabelRule = Literal[
-    "clevr_count",
-    "clevr_distance",
-    "dsprites_location",
-    "dsprites_orientation",
-    "kitti_distance",
+    "clevr_count", "clevr_distance", "dsprites_location", "dsprites_orientation", "kitti_distance"
 ]
 
 # Sizes for data-size studies. Source: arXiv:2010.11929, section 4.3 (random subsets of JFT with 9M,

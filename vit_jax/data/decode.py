@@ -33,12 +33,7 @@ from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 
 from vit_jax.data.crops import Box
-from vit_jax.data.jpeg import (
-    DamagedJpegError,
-    UnsupportedJpegError,
-    decode_part,
-    read_header,
-)
+from vit_jax.data.jpeg import DamagedJpegError, UnsupportedJpegError, decode_part, read_header
 from vit_jax.errors import DataError
 
 # Pillow has the same limit.

@@ -349,10 +349,7 @@ class _RowLoader:
             return [None] * len(indices)
 
     def _load_row(
-        self,
-        index: int,
-        example: Example | None,
-        make_generator: Callable[[], np.random.Generator],
+        self, index: int, example: Example | None, make_generator: Callable[[], np.random.Generator]
     ) -> tuple[int, Mapping[str, Any]]:
         """Returns an example's index and arrays. Replaces a bad example by the next good one."""
         for attempt in range(_MAX_SKIPPED):

@@ -335,11 +335,7 @@ def _clip(tokenizers: Any, folder: Path) -> Any:
         if token not in vocabulary:
             raise ValueError(f"no {token} in it")
     model = tokenizers.models.BPE(
-        vocabulary,
-        merges,
-        unk_token=end,
-        continuing_subword_prefix="",
-        end_of_word_suffix="</w>",
+        vocabulary, merges, unk_token=end, continuing_subword_prefix="", end_of_word_suffix="</w>"
     )
     made = tokenizers.Tokenizer(model)
     norms, splits = tokenizers.normalizers, tokenizers.pre_tokenizers

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config.fewshot import FewshotConfig
-from vit_jax.evaluation.draws import (
-    check_shots,
-    class_orders,
-    draw_held_out,
-    draw_shots,
-    hold_out,
-)
+from vit_jax.evaluation.draws import check_shots, class_orders, draw_held_out, draw_shots, hold_out
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.fewshot import RidgePath, accuracies, fit_ridge
 from vit_jax.evaluation.knn import knn_accuracies

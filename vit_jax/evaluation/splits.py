@@ -10,12 +10,7 @@ from jax.sharding import Mesh
 
 from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import Preprocessing
-from vit_jax.data.benchmarks import (
-    benchmark_images,
-    check_classes,
-    find_benchmark,
-    open_benchmark,
-)
+from vit_jax.data.benchmarks import benchmark_images, check_classes, find_benchmark, open_benchmark
 from vit_jax.data.cache import cached
 from vit_jax.data.class_names import match_classes
 from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device

@@ -14,12 +14,7 @@ from flax import nnx
 
 from vit_jax.config.fewshot import UNTRAINED
 from vit_jax.errors import ARGUMENT, WeightsError, first_few
-from vit_jax.interop.choose_model import (
-    AbstractModel,
-    choose_model,
-    keeps_head,
-    original_model,
-)
+from vit_jax.interop.choose_model import AbstractModel, choose_model, keeps_head, original_model
 from vit_jax.interop.formats import WeightsInfo
 from vit_jax.interop.locate import weights_path
 from vit_jax.interop.name_table import Row, matches, read_row

@@ -350,10 +350,7 @@ def name_table(
     ours, table, tokens = (
         "encoder/blocks",
         "position_embedding/table",
-        [
-            row("registers", registers, Same()),
-            row("position_embedding/table", "pos_embed", Same()),
-        ],
+        [row("registers", registers, Same()), row("position_embedding/table", "pos_embed", Same())],
     )
     if register_rows is not None:
         layout = _RegistersWithRows(register_rows)

@@ -32,11 +32,7 @@ _SCANNED_BLOCK = "Transformer/encoderblock"
 _NUMBERED_TOGETHER = ("LayerNorm_0", "LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
 _NUMBERED_BY_TYPE = ("LayerNorm_0", "LayerNorm_1", "MultiHeadDotProductAttention_0", "MlpBlock_0")
 # Names of the position table. The first is the one of vision_transformer.
-_TABLES = (
-    "Transformer/posembed_input/pos_embedding",
-    "pos_embedding",
-    "Transformer/pos_embedding",
-)
+_TABLES = ("Transformer/posembed_input/pos_embedding", "pos_embedding", "Transformer/pos_embedding")
 
 
 def recognise(file: TensorFile) -> TensorFile | None:

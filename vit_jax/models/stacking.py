@@ -89,10 +89,7 @@ def _is_kept(primitive: Any, *args: Any, **params: Any) -> bool:
     return primitive is jax.lax.conv_general_dilated_p or named(primitive, *args, **params)
 
 
-_REMAT_POLICIES = {
-    "dots": _is_kept,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
+_REMAT_POLICIES = {"dots": _is_kept, "full": jax.checkpoint_policies.nothing_saveable}
 
 
 def build_stack(make: Callable[[nnx.Rngs], nnx.Module], depth: int, rngs: nnx.Rngs) -> nnx.Module:

@@ -412,10 +412,7 @@ def _build_attention_pooling(
 
 
 def _choose_attention(
-    shape: ViTShape,
-    options: ViTConfig,
-    tokens: int,
-    platform: str | None,
+    shape: ViTShape, options: ViTConfig, tokens: int, platform: str | None
 ) -> AttentionChoice:
     return choose_attention(
         options.attention_implementation,

@@ -68,10 +68,7 @@ def detect(
 
 
 def _complete(
-    found: Launch | None,
-    coordinator: str | None,
-    num_processes: int | None,
-    process_id: int | None,
+    found: Launch | None, coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> Launch | None:
     """Overrides the detected values by flags and environment variables."""
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -153,9 +150,7 @@ def _slurm(*, explicit: bool) -> Launch | None:
         bound=not bound.isdisjoint(environ),
     )
     return dataclasses.replace(
-        launch,
-        local_device_ids=share,
-        allocated=int(allocated) if allocated.isdigit() else None,
+        launch, local_device_ids=share, allocated=int(allocated) if allocated.isdigit() else None
     )
 
 

@@ -74,9 +74,7 @@ def _sizes_between_slices(sizes: Sequence[int], slices: int) -> tuple[int, int, 
             f"set mesh.tensor={math.gcd(devices, tensor)} and mesh.data=-1",
         )
     raise ConfigError(
-        got,
-        f"mesh.data to be a multiple of {slices}",
-        f"set mesh.data={slices} and mesh.fsdp=-1",
+        got, f"mesh.data to be a multiple of {slices}", f"set mesh.data={slices} and mesh.fsdp=-1"
     )
 
 

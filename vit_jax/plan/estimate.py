@@ -140,11 +140,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
     mesh = make_mesh(config.mesh, devices)
     slices = slice_of_devices(list(mesh.devices.flat), config.mesh.slices)
     program = build_program(
-        config,
-        mesh,
-        num_classes=sizes.num_classes,
-        num_examples=sizes.num_examples,
-        planned=True,
+        config, mesh, num_classes=sizes.num_classes, num_examples=sizes.num_examples, planned=True
     )
     state = _state_bytes(program)
     model_flops, traced_flops = _flops(program, len(devices))

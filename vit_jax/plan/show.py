@@ -242,9 +242,7 @@ def show_search(candidates: list[Candidate], console: Console) -> None:
     """Prints the settings of a search and marks the fastest one that fits."""
     best = fastest(candidates)
     table = plain_table(
-        "batch",
-        right=("mesh", "preset", "remat", "memory", "ms", "MFU", "images/s"),
-        left="",
+        "batch", right=("mesh", "preset", "remat", "memory", "ms", "MFU", "images/s"), left=""
     )
     for one in candidates:
         note = "[bold green]<- chosen" if one is best else ""

@@ -264,11 +264,7 @@ def sum_collectives(collectives: list[Collectives]) -> list[Collectives]:
 
 
 def _make_collective(
-    kind: str,
-    instruction: Instruction,
-    computation: Computation,
-    runs: int,
-    slices: Sequence[int],
+    kind: str, instruction: Instruction, computation: Computation, runs: int, slices: Sequence[int]
 ) -> Collectives:
     operands = [computation[name] for name in instruction.operands if name in computation]
     size = sum(array.bytes for operand in operands for array in operand.arrays)

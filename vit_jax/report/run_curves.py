@@ -3,14 +3,7 @@
 from pathlib import Path
 
 from vit_jax.report.labels import short_number
-from vit_jax.report.style import (
-    DPI,
-    Palette,
-    add_legend,
-    new_figure,
-    plot_style,
-    start_at_zero,
-)
+from vit_jax.report.style import DPI, Palette, add_legend, new_figure, plot_style, start_at_zero
 from vit_jax.run.metrics import read_metrics, split_of
 from vit_jax.storage.files import write_through
 

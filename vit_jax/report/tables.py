@@ -9,12 +9,7 @@ import pandas as pd
 
 from vit_jax.report import labels, vtab
 from vit_jax.report.frame import text_column
-from vit_jax.report.intervals import (
-    describe_means,
-    describe_seeds,
-    is_told_apart,
-    with_intervals,
-)
+from vit_jax.report.intervals import describe_means, describe_seeds, is_told_apart, with_intervals
 from vit_jax.report.labels import (
     FROZEN_FEATURES,
     format_metric,

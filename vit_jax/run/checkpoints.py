@@ -19,11 +19,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint import options as orbax_options
 
 from vit_jax.config.run import CheckpointConfig
-from vit_jax.errors import (
-    CheckpointError,
-    RunFolderError,
-    UserError,
-)
+from vit_jax.errors import CheckpointError, RunFolderError, UserError
 from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
 from vit_jax.run.about import (
     COMMIT_FILE,
@@ -33,11 +29,7 @@ from vit_jax.run.about import (
     incomplete_steps,
     was_copied,
 )
-from vit_jax.run.damage import (
-    check_arrays,
-    set_aside,
-    with_digests,
-)
+from vit_jax.run.damage import check_arrays, set_aside, with_digests
 from vit_jax.run.digest import start_digests, tree_digests
 from vit_jax.run.folder import check_scheme, environment
 from vit_jax.run.json_item import JsonItem, JsonItemHandler
@@ -115,14 +107,7 @@ class CheckpointFolder:
         """Returns the steps of the complete checkpoints, in ascending order."""
         return sorted(self._manager.all_steps())
 
-    def save(
-        self,
-        step: int,
-        state: Any,
-        *,
-        data: dict[str, Any],
-        config: dict[str, Any],
-    ) -> None:
+    def save(self, step: int, state: Any, *, data: dict[str, Any], config: dict[str, Any]) -> None:
         """Starts a save in the background; returns when the state is copied off the devices.
 
         The digests of the arrays are computed from this copy while it is written. `data`, the

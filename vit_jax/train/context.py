@@ -67,9 +67,7 @@ class RunContext:
             cached(self.source, data.cache_mb),
             self.program.task.train_preprocessing,
             batch_spec(
-                data,
-                data.global_batch_size,
-                host_rows(self.program.mesh, data.global_batch_size),
+                data, data.global_batch_size, host_rows(self.program.mesh, data.global_batch_size)
             ),
             seed=self.config.seed,
             start_step=step + skipped_batches,
@@ -155,10 +153,7 @@ def open_context(
         if training.manifest is not None:
             folder.write_json("subset.json", training.manifest)
         logged = LoggedSteps.resumed(
-            program.total_steps,
-            start.logging_intervals,
-            start.step,
-            config.logging.interval_steps,
+            program.total_steps, start.logging_intervals, start.step, config.logging.interval_steps
         )
         metrics = MetricsWriter(
             folder.path,

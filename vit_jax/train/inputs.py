@@ -10,12 +10,7 @@ from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
 from vit_jax.data.balance import build_balance
 from vit_jax.data.order import BalancedOrder
-from vit_jax.data.sources import (
-    TrainingData,
-    class_count,
-    open_training_data,
-    with_subset_hash,
-)
+from vit_jax.data.sources import TrainingData, class_count, open_training_data, with_subset_hash
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.classification import has_few_classes
 from vit_jax.evaluation.frozen import FrozenEvaluator

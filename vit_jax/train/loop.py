@@ -116,11 +116,7 @@ def _closing(account: TimeAccount) -> Iterator[None]:
 
 
 def _train_with_rewinds(
-    inputs: RunInputs,
-    folder: RunFolder,
-    stop: StopSignals,
-    account: TimeAccount,
-    verbose: bool,
+    inputs: RunInputs, folder: RunFolder, stop: StopSignals, account: TimeAccount, verbose: bool
 ) -> dict[str, Any]:
     """Trains to the end. Returns to the last checkpoint after each divergence but the last."""
     config, skipped_batches = inputs.config.divergence, None

@@ -266,10 +266,7 @@ def _checked_options(
         fits = fits or (value is None and "None" in str(arguments[key].annotation))
         if kind in (bool, int, float) and not fits:
             raise ConfigError(
-                f"is {value!r}",
-                describe(kind),
-                "correct it",
-                key=f"optimizer.options.{key}",
+                f"is {value!r}", describe(kind), "correct it", key=f"optimizer.options.{key}"
             )
     if config.name == "sgd":
         options.setdefault("momentum", 0.9)

@@ -44,10 +44,7 @@ InitState = Callable[[Any], TrainState]
 
 
 def make_init_state(
-    optimizer: optax.GradientTransformation,
-    *,
-    ema: bool,
-    extra: Callable[[], Any] | None = None,
+    optimizer: optax.GradientTransformation, *, ema: bool, extra: Callable[[], Any] | None = None
 ) -> InitState:
     """Returns init_state_fn(params) -> TrainState at step 0; may be traced.
 

@@ -1,5 +1,3 @@
 """TFDS builders of bundled datasets: they come with an installed package, without a download."""
 
-BUNDLED = {
-    "digits": "vit_jax.data.builders.digits:Digits",
-}
+BUNDLED = {"digits": "vit_jax.data.builders.digits:Digits"}

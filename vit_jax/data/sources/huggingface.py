@@ -79,11 +79,7 @@ class HuggingFaceSource:
         # save_to_disk writes a hash. A dataset of the hub is identified by its name and version.
         content += [name] if data_dir is None else [p._fingerprint for p in splits.values()]
         self.fingerprint = hash_of(
-            content,
-            expanded,
-            sorted(sizes.items()),
-            self.class_names,
-            columns,
+            content, expanded, sorted(sizes.items()), self.class_names, columns
         )
 
     def __len__(self) -> int:

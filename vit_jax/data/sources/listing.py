@@ -510,9 +510,7 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     for number, row in enumerate(rows, start=2):
         if not all(row):
             raise DataError(
-                f"line {number} of {path} has an empty value",
-                ",".join(columns),
-                "fix the line",
+                f"line {number} of {path} has an empty value", ",".join(columns), "fix the line"
             )
     if not rows:
         raise DataError(f"{path} lists no image", "one line per image", "add them")

@@ -19,14 +19,7 @@ from vit_jax.models.naflex import Patches, fit_grid
 from vit_jax.models.registry import build_model, model_shape
 from vit_jax.rng import stream
 from vit_jax.tasks.classification.losses import LossFn, as_distribution, class_weights, make_loss
-from vit_jax.tasks.task import (
-    BatchLoss,
-    DataInfo,
-    Metrics,
-    Prepare,
-    Task,
-    model_image_size,
-)
+from vit_jax.tasks.task import BatchLoss, DataInfo, Metrics, Prepare, Task, model_image_size
 
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
@@ -35,11 +28,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
 
     def build(key: jax.Array) -> nnx.Module:
         return build_model(
-            config.model,
-            num_classes=num_classes,
-            image_size=image_size,
-            key=key,
-            platform=platform,
+            config.model, num_classes=num_classes, image_size=image_size, key=key, platform=platform
         )
 
     graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))

@@ -92,10 +92,7 @@ def token_options(model: Mapping[str, Any]) -> dict[str, Any]:
     If the model section already has a register head, the token is that register.
     """
     has_token = model.get("register_head", False)
-    return {
-        "num_registers": model.get("num_registers", 0) + (not has_token),
-        "register_head": True,
-    }
+    return {"num_registers": model.get("num_registers", 0) + (not has_token), "register_head": True}
 
 
 TASK = TaskConfig(

@@ -118,9 +118,7 @@ def _ring(
         (texts, of_texts), (loss, of_images, of_temperature, of_bias), (best, own) = carry
         (more, logits), found = gradient(images, texts, temperature, bias, step == 0)
         sums = jax.tree.map(
-            jnp.add,
-            (loss, of_images, of_texts, of_temperature, of_bias),
-            (more, *found),
+            jnp.add, (loss, of_images, of_texts, of_temperature, of_bias), (more, *found)
         )
         loss, of_images, of_texts, of_temperature, of_bias = sums
         best = jnp.maximum(best, logits.max(-1))

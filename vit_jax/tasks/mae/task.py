@@ -190,10 +190,7 @@ def make_eval_step(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> Eva
         target = pixel_targets(ready["target_image"], patch, normalize=config.normalize_pixels)
         losses = hidden_losses(pixels, target, hidden_patches(ready["order"], model.num_visible))
         counted = batch["mask"]
-        return {
-            "loss": jnp.sum(jnp.where(counted, losses, 0)),
-            "examples": jnp.sum(counted),
-        }
+        return {"loss": jnp.sum(jnp.where(counted, losses, 0)), "examples": jnp.sum(counted)}
 
     return eval_step_fn
 

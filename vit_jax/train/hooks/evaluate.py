@@ -171,8 +171,7 @@ class EvaluateHook:
         self._wait_for_save()
         item = evaluated_item(self._context.config.to_mapping())
         shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-            state.eval_params,
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.eval_params
         )
         return best, self._context.checkpoints.restore({item: shapes}, best).arrays[item]
 

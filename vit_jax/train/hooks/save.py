@@ -55,10 +55,7 @@ class SaveHook:
             context.examples.flush()
             context.checkpoints.pinned = context.early_stopping.best_step
             context.checkpoints.save(
-                step,
-                output.state,
-                data=self._data(context, step),
-                config=config.to_mapping(),
+                step, output.state, data=self._data(context, step), config=config.to_mapping()
             )
             self._saved = step
             blocked = time.perf_counter() - begin
