@@ -16,7 +16,6 @@ IN_THE_WAY = [
     ["data", "convert", "missing", "--to=FILE"],
     ["data", "prepare", "missing", "--data_dir=FILE"],
     ["export", "missing.npz", "FILE/model.stablehlo"],
-    ["fewshot", "missing.npz", "--dataset=missing", "--cache_dir=FILE"],
 ]
 
 
