@@ -87,7 +87,7 @@ RESULTS = {
     ("docs/tutorials/first-run.md", 0): lambda names: (
         names["run"].result["step"] == 30 and names["model"].head.linear.kernel.shape[1] == 10
     ),
-    ("docs/tutorials/transfer-sweep.md", 0): lambda names: len(list(names["get_sweep"]())) == 6,
+    ("docs/tutorials/transfer-sweep.md", 0): lambda names: len(list(names["get_sweep"]())) == 4,
     ("docs/tutorials/vit-and-resnet.md", 0): lambda names: len(list(names["get_sweep"]())) == 6,
     ("docs/tutorials/weights.md", 0): lambda names: names["found"]["pre_logits"].shape == (2, 192),
     ("docs/tutorials/weights.md", 1): lambda names: (
