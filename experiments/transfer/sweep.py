@@ -2,7 +2,7 @@
 
 small     (default) the models of experiments/transfer/checkpoints, fine-tuned on two photo
           datasets at 64 pixels, and evaluated few-shot on both. Rates are chosen for each model
-          and dataset. TFDS_DATA_DIR holds clothing_small and sign_language_digits. 70 minutes of
+          and dataset. TFDS_DATA_DIR holds clothing_small and sign_language_digits. 2 hours of
           two cores
 pretrain  their pretraining on CIFAR-10 at 32 pixels, each at its own rate; checkpoints.py makes
           checkpoints of it. 3 hours of two cores

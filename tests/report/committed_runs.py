@@ -4,7 +4,7 @@ The runs themselves are too large to commit, but runs.csv holds everything that 
 need: labels, the settings that differ, and every result figure at full precision. Learning curves
 are not in it, so the committed pages have none.
 
-python tests/report/committed_runs.py transfer FOLDER      # then: python -m vit_jax report FOLDER
+python tests/report/committed_runs.py baselines FOLDER      # then: python -m vit_jax report FOLDER
 """
 
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # The intervals of these pair test images: they need the predictions in the run folders, which are
 # not committed.
-_PAIRED = {"data_size", "distillation"}
+_PAIRED = {"data_size", "distillation", "transfer"}
 NAMES = sorted({p.parent.parent.name for p in EXPERIMENTS.glob("*/results/runs.csv")} - _PAIRED)
 # Columns that are neither settings nor result figures.
 _ABOUT = {"name", "state", "stage", "model", "dataset", "seed", "init_from", "device",

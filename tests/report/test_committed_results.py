@@ -38,7 +38,7 @@ def make_report(runs, folder, name):
 
 
 def test_there_are_experiments_to_rebuild():
-    assert len(NAMES) == 10
+    assert len(NAMES) == 9
 
 
 @pytest.mark.parametrize(
