@@ -2,8 +2,9 @@
 
     python -m experiments.compute.fit [experiments/compute/results/runs.csv]
 
-N is the number of parameters, D the number of examples seen; all runs must be of one dataset.
-Prints each law, and how much compute each family needs for the lowest loss that all of them reach.
+N is the number of parameters, D the number of examples seen. Prints how much compute each family
+needs for the lowest loss that all of them reach, the ratios between families, and what the shorter
+runs predict for the longest ones. In brackets: 95 % intervals of a bootstrap over the residuals.
 
 Source: arXiv:2203.15556, equation 2. As in its appendix D.2, the fit minimises the Huber loss of
 the logarithm's residuals, from several starts.
@@ -24,13 +25,14 @@ from scipy.optimize import least_squares
 from vit_jax.errors import ConfigError
 from vit_jax.report.labels import family
 
+LOSS = "eval/test/loss"
+DRAWS = 200
+"""Number of laws of the bootstrap."""
 # Residuals of the logarithm beyond this count linearly.
 _HUBER = 1e-3
 _EXPONENTS, _FLOORS = (0.2, 0.5, 1.0), (0.3, 0.9)
 _MOST_EXPONENT = 3.0
-_LEAST_SIZES, _LEAST_BUDGETS, _LEAST_RUNS = 2, 3, 6
-DRAWS = 200
-"""Number of laws that `bootstrap_laws` fits."""
+_LEAST = {"runs": 6, "sizes": 2, "numbers of examples": 3}
 
 _Values = Float[np.ndarray, " n"]
 
@@ -67,128 +69,120 @@ class ScalingLaw:
             return float(np.power(self.data_factor / rest, 1 / self.data_exponent))
 
 
-def fit_law(sizes: _Values, examples: _Values, losses: _Values) -> ScalingLaw:
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A law, and those of the bootstrap.
+
+    Attributes:
+        law: fitted to the runs.
+        drawn: `DRAWS` laws, each fitted to the law's predictions plus resampled residuals.
+        residuals: logarithms of measured over predicted losses, widened for the five unknowns.
+    """
+
+    law: ScalingLaw
+    drawn: list[ScalingLaw]
+    residuals: _Values
+
+
+def fit_law(sizes: _Values, examples: _Values, losses: _Values) -> Fit:
     """Fits the law to runs; ConfigError if they are too few for five unknowns."""
     counts = (len(losses), len({*sizes.tolist()}), len({*examples.tolist()}))
-    least = (_LEAST_RUNS, _LEAST_SIZES, _LEAST_BUDGETS)
-    if any(count < wanted for count, wanted in zip(counts, least, strict=True)):
+    if any(count < least for count, least in zip(counts, _LEAST.values(), strict=True)):
         raise ConfigError(
             "a scaling law of {} runs, {} sizes and {} numbers of examples".format(*counts),
-            "at least {} runs, {} sizes and {} numbers of examples".format(*least),
+            "at least " + ", ".join(f"{least} {what}" for what, least in _LEAST.items()),
             "add runs",
         )
-    data = _Data.of(sizes, examples, losses)
-    lowest = float(np.log(losses.min()))
-    spread = math.log(max(losses.max() - losses.min(), 1e-6))
+    lowest, spread = np.log(losses.min()), np.log(max(np.ptp(losses), 1e-6))
     starts = (
-        np.array([spread, a, spread, b, lowest + math.log(floor)])
+        _minimum(sizes, examples, losses, [spread, a, spread, b, lowest + math.log(floor)])
         for a, b, floor in itertools.product(_EXPONENTS, _EXPONENTS, _FLOORS)
     )
-    return data.law(min((data.minimum(start) for start in starts), key=lambda found: found[1])[0])
-
-
-def bootstrap_laws(
-    sizes: _Values, examples: _Values, losses: _Values, law: ScalingLaw, *, seed: int = 0
-) -> tuple[ScalingLaw, ...]:
-    """Returns `DRAWS` laws, each fitted to the predictions of a law plus resampled residuals."""
+    best = min(starts, key=lambda found: found.cost)
+    law = _law(best.x, sizes, examples)
     predicted = law.loss(sizes, examples)
-    residuals = np.log(losses / predicted)
-    # Five unknowns make the residuals of few runs too small.
-    residuals *= math.sqrt(len(losses) / max(1, len(losses) - 5))
-    random, laws = np.random.default_rng(seed), []
+    residuals = np.log(losses / predicted) * math.sqrt(len(losses) / max(1, len(losses) - 5))
+    random, drawn = np.random.default_rng(0), []
     for _ in range(DRAWS):
-        drawn = predicted * np.exp(random.choice(residuals, len(residuals)))
-        data = _Data.of(sizes, examples, drawn)
-        laws.append(data.law(data.minimum(data.start(law))[0]))
-    return tuple(laws)
+        again = predicted * np.exp(random.choice(residuals, len(residuals)))
+        drawn.append(_law(_minimum(sizes, examples, again, best.x).x, sizes, examples))
+    return Fit(law, drawn, residuals)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Data:
-    """Logarithms of the runs; sizes and examples are divided by their geometric means."""
+def _minimum(sizes: _Values, examples: _Values, losses: _Values, start: Any) -> Any:
+    """Returns the nearest minimum of the Huber loss.
 
-    size: np.ndarray
-    examples: np.ndarray
-    loss: np.ndarray
-    means: tuple[float, float]
+    Its x are the logarithm of the size's term at the geometric mean of the sizes, a, the same of
+    the data's term, b, and the floor's logarithm.
+    """
+    n, d = (np.log(values) - np.log(values).mean() for values in (sizes, examples))
 
-    @classmethod
-    def of(cls, sizes: np.ndarray, examples: np.ndarray, losses: np.ndarray) -> "_Data":
-        n, d = np.log(sizes.astype(float)), np.log(examples.astype(float))
-        return cls(n - n.mean(), d - d.mean(), np.log(losses), (float(n.mean()), float(d.mean())))
+    def residuals(x: np.ndarray) -> np.ndarray:
+        terms = [x[0] - x[1] * n, x[2] - x[3] * d, np.full_like(n, x[4])]
+        return np.logaddexp.reduce(terms) - np.log(losses)
 
-    def minimum(self, start: np.ndarray) -> tuple[np.ndarray, float]:
-        """Returns the parameters of the nearest minimum of the Huber loss, and its value."""
-        low = [-np.inf, 0, -np.inf, 0, -np.inf]
-        high = [np.inf, _MOST_EXPONENT, np.inf, _MOST_EXPONENT, np.inf]
-        jac: Any = self.slopes  # The stubs know only the names of methods.
-        found = least_squares(self.residuals, start, jac, (low, high), loss="huber", f_scale=_HUBER)
-        return found.x, float(found.cost)
+    bounds = ([-np.inf, 0, -np.inf, 0, -np.inf], [np.inf, *[_MOST_EXPONENT, np.inf] * 2])
+    return least_squares(residuals, start, bounds=bounds, loss="huber", f_scale=_HUBER)
 
-    def residuals(self, x: np.ndarray) -> Float[np.ndarray, " n"]:
-        """Returns the logarithms of predicted minus measured losses."""
-        return np.logaddexp.reduce(self._terms(x)) - self.loss
 
-    def slopes(self, x: np.ndarray) -> Float[np.ndarray, "n 5"]:
-        """Returns the derivatives of the residuals."""
-        terms = self._terms(x)
-        by_size, by_data, floor = np.exp(terms - np.logaddexp.reduce(terms))
-        columns = [by_size, -by_size * self.size, by_data, -by_data * self.examples, floor]
-        return np.stack(columns, axis=1)
+def _law(x: np.ndarray, sizes: _Values, examples: _Values) -> ScalingLaw:
+    by_size, a, by_data, b, floor = map(float, x)
+    n, d = np.log(sizes).mean(), np.log(examples).mean()
+    return ScalingLaw(math.exp(floor), math.exp(by_size + a * n), a, math.exp(by_data + b * d), b)
 
-    def _terms(self, x: np.ndarray) -> Float[np.ndarray, "3 n"]:
-        """Returns the logarithms of the three terms of the law."""
-        by_size, by_data = x[0] - x[1] * self.size, x[2] - x[3] * self.examples
-        return np.stack([by_size, by_data, np.full_like(by_size, x[4])])
 
-    def law(self, x: np.ndarray) -> ScalingLaw:
-        factors = [math.exp(x[0] + x[1] * self.means[0]), math.exp(x[2] + x[3] * self.means[1])]
-        return ScalingLaw(math.exp(x[4]), factors[0], float(x[1]), factors[1], float(x[3]))
+def _fit(runs: pd.DataFrame) -> Fit:
+    return fit_law(*(runs[key].to_numpy(float) for key in ("parameters", "examples_seen", LOSS)))
 
-    def start(self, law: ScalingLaw) -> np.ndarray:
-        """Returns the parameters of a law."""
 
-        def log(value: float) -> float:
-            return math.log(max(value, 1e-300))
+def _range(values: Any, *middle: float) -> str:
+    low, high = np.quantile(values, [0.025, 0.975])
+    return " ".join([*(f"{value:.4g}" for value in middle), f"[{low:.4g}, {high:.4g}]"])
 
-        return np.array(
-            [
-                log(law.size_factor) - law.size_exponent * self.means[0],
-                law.size_exponent,
-                log(law.data_factor) - law.data_exponent * self.means[1],
-                law.data_exponent,
-                log(law.floor),
-            ]
+
+def compare(runs: pd.DataFrame) -> None:
+    """Prints the compute that each family needs for an equal loss, and the ratios."""
+    loss = runs.groupby("family")[LOSS].min().max()
+    costs, drawn = {}, {}
+    for name, own in runs.groupby("family"):
+        an_example = (own["train_exaflops"] / own["examples_seen"]).groupby(own["parameters"])
+        sizes = an_example.mean().to_dict()
+        fit = _fit(own)
+        costs[name], *drawn_costs = (
+            min(law.examples_for(loss, size) * cost for size, cost in sizes.items())
+            for law in (fit.law, *fit.drawn)
         )
+        drawn[name] = np.array(drawn_costs)
+    print(f"teraFLOPs of training to a loss of {loss:.4g}, with the cheaper size")
+    for name, cost in costs.items():
+        print(f"  {name:16} {_range(1e6 * drawn[name], 1e6 * cost)}")
+    for one, other in itertools.combinations(costs, 2):
+        ratio = _range(drawn[one] / drawn[other], costs[one] / costs[other])
+        print(f"  {one + ' / ' + other:16} {ratio}")
+
+
+def predict(runs: pd.DataFrame) -> None:
+    """Prints the loss of each model's longest runs as its family's shorter runs predict it."""
+    random = np.random.default_rng(0)
+    print("loss of the longest runs, predicted by the shorter ones, and measured")
+    for _, own in runs.groupby("family"):
+        last = own.groupby("parameters")["examples_seen"].transform("max") == own["examples_seen"]
+        fit = _fit(own[~last])
+        for (size, examples), came in own[last].groupby(["parameters", "examples_seen"]):
+            noise = random.choice(fit.residuals, (DRAWS, len(came))).mean(axis=1)
+            drawn = [law.loss(size, examples) for law in fit.drawn] * np.exp(noise)
+            text = _range(drawn, fit.law.loss(size, examples))
+            print(f"  {came['model'].iloc[0]:16} {text}, measured {came[LOSS].mean():.4g}")
 
 
 def main(path: Path) -> None:
-    """Prints the law of each family in a runs.csv, and the compute for an equal loss."""
+    """Runs both on the final runs of a runs.csv."""
     runs = pd.read_csv(path)
-    runs = runs[runs["state"] == "finished"].dropna(subset=["eval/test/loss", "examples_seen"])
+    runs = runs[(runs["state"] == "finished") & (runs["stage"] == "final")]
+    runs = runs.dropna(subset=[LOSS, "examples_seen"])
     runs["family"] = runs["model"].map(family)
-    fitted = {}
-    for name, own in runs.groupby("family", sort=False):
-        columns = ("parameters", "examples_seen", "eval/test/loss")
-        sizes, examples, losses = (own[column].to_numpy(float) for column in columns)
-        law = fit_law(sizes, examples, losses)
-        laws = bootstrap_laws(sizes, examples, losses, law)
-        fitted[name] = own, law, laws
-        print(f"{name}: {len(own)} runs")
-        for key, value in vars(law).items():
-            low, high = np.quantile([getattr(one, key) for one in laws], [0.025, 0.975])
-            print(f"  {key:14} {value:.4g} [{low:.4g}, {high:.4g}]")
-    loss = max(own["eval/test/loss"].min() for own, _, _ in fitted.values())
-    print(f"EFLOPs of training to a loss of {loss:.4g}, with the cheapest size")
-    for name, (own, law, laws) in fitted.items():
-        per_example = (own["train_exaflops"] / own["examples_seen"]).groupby(own["parameters"])
-        costs = per_example.mean()
-
-        def cheapest(law: ScalingLaw, costs: pd.Series = costs) -> float:
-            return min(law.examples_for(loss, size) * cost for size, cost in costs.items())
-
-        low, high = np.quantile([cheapest(one) for one in laws], [0.025, 0.975])
-        print(f"  {name:8} {cheapest(law):.3g} [{low:.3g}, {high:.3g}]")
+    compare(runs)
+    predict(runs)
 
 
 if __name__ == "__main__":

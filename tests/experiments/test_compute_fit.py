@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.compute.fit import DRAWS, ScalingLaw, _Data, bootstrap_laws, fit_law, main
+from experiments.compute.fit import DRAWS, ScalingLaw, fit_law, main
 from vit_jax.errors import ConfigError
 
 LAW = ScalingLaw(0.5, 40.0, 0.4, 90.0, 0.5)
@@ -22,7 +22,7 @@ def test_the_loss_by_hand():
 
 
 def test_a_law_is_found_again_from_its_losses():
-    found = fit_law(SIZES, EXAMPLES, LAW.loss(SIZES, EXAMPLES))
+    found = fit_law(SIZES, EXAMPLES, LAW.loss(SIZES, EXAMPLES)).law
     grid = np.logspace(4, 8, 9)
     np.testing.assert_allclose(found.loss(1e6, grid), LAW.loss(1e6, grid), rtol=1e-3)
     assert found.data_exponent == pytest.approx(0.5, abs=0.01)
@@ -32,22 +32,8 @@ def test_a_law_is_found_again_from_its_losses():
 def test_one_run_that_failed_hardly_changes_the_law():
     losses = LAW.loss(SIZES, EXAMPLES)
     losses[7] *= 1.5
-    found = fit_law(SIZES, EXAMPLES, losses)
+    found = fit_law(SIZES, EXAMPLES, losses).law
     np.testing.assert_allclose(found.loss(1e5, 1e7), LAW.loss(1e5, 1e7), rtol=0.01)
-
-
-def test_the_slopes_are_finite_differences():
-    data = _Data.of(SIZES, EXAMPLES, LAW.loss(SIZES, EXAMPLES))
-    x = np.array([-0.3, 0.3, 0.2, 0.6, -0.5])
-    for i, step in enumerate(1e-6 * np.eye(5)):
-        numeric = (data.residuals(x + step) - data.residuals(x - step)) / 2e-6
-        np.testing.assert_allclose(data.slopes(x)[:, i], numeric, rtol=1e-4, atol=1e-8)
-
-
-def test_a_law_and_its_parameters_convert_both_ways():
-    data = _Data.of(SIZES, EXAMPLES, LAW.loss(SIZES, EXAMPLES))
-    back = data.law(data.start(LAW))
-    assert vars(back) == pytest.approx(vars(LAW))
 
 
 @pytest.mark.slow
@@ -56,10 +42,9 @@ def test_the_interval_of_the_bootstrap_holds_the_truth_and_shrinks_with_the_nois
     for noise in (0.02, 0.002):
         random = np.random.default_rng(1)
         losses = LAW.loss(SIZES, EXAMPLES) * np.exp(random.normal(0, noise, len(SIZES)))
-        law = fit_law(SIZES, EXAMPLES, losses)
-        laws = bootstrap_laws(SIZES, EXAMPLES, losses, law)
-        assert len(laws) == DRAWS
-        low, high = np.quantile([one.loss(3e5, 3e6) for one in laws], [0.025, 0.975])
+        drawn = fit_law(SIZES, EXAMPLES, losses).drawn
+        assert len(drawn) == DRAWS
+        low, high = np.quantile([law.loss(3e5, 3e6) for law in drawn], [0.025, 0.975])
         assert low < LAW.loss(3e5, 3e6) < high
         widths.append(high - low)
     assert widths[1] < widths[0] / 3
@@ -71,20 +56,33 @@ def test_too_few_runs_are_refused():
 
 
 @pytest.mark.slow
-def test_the_script_prints_laws_and_the_compute_for_an_equal_loss(tmp_path, capsys):
+def test_the_script_prints_costs_ratios_and_predictions(tmp_path, capsys):
     """Training on an example costs 6 floating-point operations a parameter."""
-    rows = pd.DataFrame({"parameters": SIZES, "examples_seen": EXAMPLES, "state": "finished"})
-    rows["eval/test/loss"] = LAW.loss(SIZES, EXAMPLES)
+    rows = pd.DataFrame({"parameters": SIZES, "examples_seen": EXAMPLES, "stage": "final"})
+    rows["state"] = "finished"
     rows["train_exaflops"] = 6e-18 * SIZES * EXAMPLES
+    noise = np.exp(np.random.default_rng(0).normal(0, 1e-3, len(rows)))
+    rows["eval/test/loss"] = LAW.loss(SIZES, EXAMPLES) * noise
     worse = rows.assign(model="BiT-R-Nano")
     worse["eval/test/loss"] += 0.1
-    pd.concat([rows.assign(model="ViT-Nano/4"), worse]).to_csv(tmp_path / "runs.csv")
+    unused = rows.assign(model="ViT-Nano/4", stage="search")
+    unused["eval/test/loss"] = 0.01
+    pd.concat([rows.assign(model="ViT-Nano/4"), worse, unused]).to_csv(tmp_path / "runs.csv")
     main(tmp_path / "runs.csv")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    found = {line[0]: float(line[1]) for line in lines[-2:]}
-    loss = worse["eval/test/loss"].min()
-    sizes = sorted({*SIZES})
-    vit = min(6e-18 * n * LAW.examples_for(loss, n) for n in sizes)
-    resnet = min(6e-18 * n * LAW.examples_for(loss - 0.1, n) for n in sizes)
-    assert found["ViT"] == pytest.approx(vit, rel=0.05)
-    assert found["ResNet"] == pytest.approx(resnet, rel=0.05)
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    compared, predicted = printed[1:4], printed[5:]
+    loss, sizes = worse["eval/test/loss"].min(), sorted({*SIZES})
+    resnet, vit = (
+        min(6e-12 * n * LAW.examples_for(one, n) for n in sizes) for one in (loss - 0.1, loss)
+    )
+    assert [line[0] for line in compared] == ["ResNet", "ViT", "ResNet"]
+    found = [float(line[1]) for line in compared[:2]] + [float(compared[2][3])]
+    assert found == pytest.approx([resnet, vit, resnet / vit], rel=0.05)
+    # The longest runs of each size were not fitted; an interval may miss, but not most.
+    assert len(predicted) == 2 * len(sizes)
+    inside = 0
+    for line in predicted:
+        low, high = (float(text.strip("[],")) for text in line[2:4])
+        assert low < float(line[1]) < high
+        inside += low <= float(line[-1]) <= high
+    assert inside >= 6
