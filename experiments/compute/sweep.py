@@ -2,8 +2,8 @@
 
 small   (default) three model families at two sizes, trained on CIFAR-10 at 32 pixels: Pico for
         64,000 to 512,000 images, Nano, whose images cost four times as much, for 32,000 to 256,000.
-        The learning rate is chosen for each model and length; two seeds. TFDS_DATA_DIR holds
-        cifar10. 2.5 hours of two cores
+        The learning rate is chosen for each model, at a quarter of the third length; two seeds.
+        TFDS_DATA_DIR holds cifar10. 2 to 4 hours of two cores
 paper   arXiv:2010.11929, Figure 5 and Table 6: 18 models pretrained on JFT, each fine-tuned on five
         datasets at 384 pixels. `jft` is your own dataset: see configs/pretrain.py
 
@@ -25,16 +25,18 @@ from vit_jax.sweep import Job, Selection, folder_name, vary
 _TEST = "eval/test/accuracy_top1"
 _AGAINST = {"x": "pretrain_exaflops", "log_x": True}
 
+# Model -> learning rate of the lengths that do not choose theirs: what the third length has chosen.
 SMALL_MODELS = {
-    "Pico": ("ViT-Pico/4", "R+ViT-Pico/4", "BiT-R-Pico"),
-    "Nano": ("ViT-Nano/4", "R+ViT-Nano/4", "BiT-R-Nano"),
+    "Pico": {"ViT-Pico/4": 6e-3, "R+ViT-Pico/4": 6e-3, "BiT-R-Pico": 6e-3},
+    "Nano": {"ViT-Nano/4": 6e-3, "R+ViT-Nano/4": 6e-3, "BiT-R-Nano": 6e-3},
 }
-# Images seen; rates are chosen at a quarter of it.
+# Images seen.
 SMALL_LENGTHS = {
     "Pico": (64_000, 128_000, 256_000, 512_000),
     "Nano": (32_000, 64_000, 128_000, 256_000),
 }
 SMALL_RATES = (2.5e-3, 6e-3, 1.5e-2)
+SMALL_SEEDS = (0, 1)
 
 # Every row of Table 6: (model as configs/pretrain.py names it, epochs on JFT).
 PAPER_ROWS = (
@@ -81,23 +83,31 @@ def get_report(arg: str = "") -> dict[str, Any]:
     }
 
 
-def _small() -> Iterator[Selection]:
+def _small() -> Iterator[Job | Selection]:
     # The head that experiments/data_size chooses for all three families.
     head = {"model.pooling": "flatten"}
-    for size, models in SMALL_MODELS.items():
-        for model, length in itertools.product(models, SMALL_LENGTHS[size]):
-            searched = head | small_settings(48_000, length // 4)
-            yield Selection(
-                f"{folder_name(model)}/{length}",
-                [
-                    (f"configs/cifar10_small.py:{model}", {**searched, **rate})
-                    for rate in vary("optimizer.learning_rate", SMALL_RATES)
-                ],
-                "eval/dev/accuracy_top1",
-                seeds=(0, 1),
-                final_overrides=small_settings(48_000, length),
-                labels={"model": model, "size": size, "images": f"{length:,}"},
-            )
+    for size, length in ((size, n) for size in SMALL_MODELS for n in SMALL_LENGTHS[size]):
+        for model, rate in SMALL_MODELS[size].items():
+            config, name = f"configs/cifar10_small.py:{model}", f"{folder_name(model)}/{length}"
+            settings = head | small_settings(48_000, length)
+            labels = {"model": model, "size": size, "images": f"{length:,}"}
+            if length == SMALL_LENGTHS[size][2]:
+                searched = head | small_settings(48_000, length // 4)
+                yield Selection(
+                    name,
+                    [
+                        (config, {**searched, **rate})
+                        for rate in vary("optimizer.learning_rate", SMALL_RATES)
+                    ],
+                    "eval/dev/accuracy_top1",
+                    seeds=SMALL_SEEDS,
+                    final_overrides=settings,
+                    labels=labels,
+                )
+                continue
+            for seed in SMALL_SEEDS:
+                own = settings | {"optimizer.learning_rate": rate, "seed": seed}
+                yield Job(config, own, f"final/{name}/seed{seed}", labels, stage="final")
 
 
 def _paper() -> Iterator[Job | Selection]:
