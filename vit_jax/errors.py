@@ -127,7 +127,6 @@ class WeightsError(UserError):
 class DivergenceError(UserError):
     """A training run whose loss or gradient is no longer finite."""
 
-    step = 0  # first step with a value that is not finite
     skip_batches = 0  # when training continues from the last checkpoint
 
 

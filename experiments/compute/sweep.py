@@ -86,8 +86,8 @@ def get_report(arg: str = "") -> dict[str, Any]:
 def _small() -> Iterator[Job | Selection]:
     # The head that experiments/data_size chooses for all three families.
     head = {"model.pooling": "flatten"}
-    for size, length in ((size, n) for size in SMALL_MODELS for n in SMALL_LENGTHS[size]):
-        for model, rate in SMALL_MODELS[size].items():
+    for size, models in SMALL_MODELS.items():
+        for length, model in itertools.product(SMALL_LENGTHS[size], models):
             config, name = f"configs/cifar10_small.py:{model}", f"{folder_name(model)}/{length}"
             settings = head | small_settings(48_000, length)
             labels = {"model": model, "size": size, "images": f"{length:,}"}
@@ -106,7 +106,7 @@ def _small() -> Iterator[Job | Selection]:
                 )
                 continue
             for seed in SMALL_SEEDS:
-                own = settings | {"optimizer.learning_rate": rate, "seed": seed}
+                own = settings | {"optimizer.learning_rate": models[model], "seed": seed}
                 yield Job(config, own, f"final/{name}/seed{seed}", labels, stage="final")
 
 

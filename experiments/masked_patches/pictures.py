@@ -94,9 +94,8 @@ def _predict_colours(config: Config, checkpoint: Path, pixels: Pixels) -> dict[s
     )
     model = _filled(model, checkpoint)
     patch = model.image_size[0] // model.grid[0]
-    graphdef, state = nnx.split(model)
     batch = masked.evaluation_batch(jnp.asarray(pixels), section, patch)
-    logits = masked.make_forward(graphdef)(nnx.to_pure_dict(state), batch)
+    logits = masked.predict(model, batch)
     corrupted, hidden, source = (
         np.asarray(batch[name]).reshape(len(pixels), -1, 1)
         for name in ("corrupted", "hidden", "source")

@@ -19,7 +19,7 @@ from vit_jax.interop.load import load
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
-from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch
+from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch, predict
 from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
@@ -163,7 +163,7 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
     @jax.jit
     def look(params, images):
         ready = evaluation_batch(images, section, 4)
-        return ready, program.task.forward(params, ready)
+        return ready, predict(nnx.merge(program.graphdef, params), ready)
 
     ready, logits = look(params, jnp.asarray(images))
     logits = np.asarray(logits)

@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,95 +7,12 @@ from processes import UNMIXED
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import DivergenceError
-from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.metrics import read_metrics
 from vit_jax.storage.log_file import read_log
 from vit_jax.tasks.classification import task as classification
-from vit_jax.train.divergence import examine_step, first_bad
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
-
-MODEL = {"name": "ViT-Ti/4", "width": 16, "depth": 3, "mlp_dim": 32, "num_heads": 2}
-BATCH = {
-    "image": np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3)).astype(np.uint8),
-    "label": np.arange(4, dtype=np.int32),
-    "mask": np.ones(4, bool),
-}
-
-
-def facts(change=lambda params: None, **sections):
-    mapping = {
-        "model": MODEL,
-        "data": {"name": "digits", "image_size": 8, "global_batch_size": 4},
-        "optimizer": {"learning_rate": 1e-3},
-        "train_steps": 2,
-    }
-    config = Config.from_mapping(mapping | sections)
-    mesh = make_mesh(config.mesh)
-    built = shared_programs.shared_program(config, mesh, num_classes=10, num_examples=100)
-    state = built.init()
-    change(state.params)
-    return examine_step(built, state, to_devices(BATCH, built.mesh))
-
-
-@pytest.mark.slow
-def test_a_finite_step_has_no_bad_tensor_and_names_every_layer():
-    found = facts()
-    assert first_bad(found) is None
-    names = [row.name for row in found]
-    assert len(names) == len(set(names))
-    layers = [n for n in names if n.startswith("block_output")]
-    assert layers == [f"block_output of layer {i}" for i in range(3)]
-    (images,) = (row for row in found if row.name == "batch image")
-    assert images.size == 4 * 8 * 8 * 3
-    assert images.largest == pytest.approx(np.abs(BATCH["image"] / 127.5 - 1).max(), rel=1e-6)
-    # Gradients are computed from the head down.
-    gradients = [n for n in names if n.startswith("gradient")]
-    assert gradients.index("gradient head/linear/bias") < gradients.index(
-        "gradient encoder/blocks/mlp/expand/kernel"
-    )
-
-
-@pytest.mark.parametrize("scan", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_the_layer_that_overflows_is_named(scan):
-    def change(params):
-        layer = params["encoder"]["blocks"]["mlp"]["contract"]
-        layer["kernel"] = layer["kernel"].at[1].set(3e38)
-
-    bad = first_bad(facts(change, model=MODEL | {"scan": scan}))
-    assert bad is not None
-    assert bad.name == "mlp_output of layer 1"
-
-
-@pytest.mark.slow
-def test_an_overflowing_norm_is_named_if_every_tensor_is_finite():
-    optimizer = {"name": "sgd", "learning_rate": 1e30}
-    bad = first_bad(facts(model=MODEL | {"depth": 1}, optimizer=optimizer))
-    assert str(bad) == "metric train/update_norm (1 of 1 values not finite)"
-
-
-@pytest.mark.slow
-def test_a_nan_parameter_is_reported_first():
-    def change(params):
-        params["head"]["linear"]["bias"] = params["head"]["linear"]["bias"].at[3].set(jnp.nan)
-
-    bad = first_bad(facts(change))
-    assert str(bad) == "parameter head/linear/bias (1 of 10 values not finite)"
-
-
-@pytest.mark.slow
-def test_microbatches_and_resnets_are_examined():
-    found = facts(
-        lambda params: params["trunk"]["stage2"].update(
-            jax.tree.map(lambda x: jnp.full_like(x, 3e38), params["trunk"]["stage2"])
-        ),
-        model={"name": "BiT-R-Mini"},
-        accumulation_steps=2,
-    )
-    bad = first_bad(found)
-    assert bad is not None
-    assert bad.name == "stage2 of microbatch 0"
 
 
 @pytest.fixture(scope="module")
@@ -167,22 +83,12 @@ def changed(config, *overrides):
 
 
 @pytest.mark.slow
-def test_a_diverged_run_names_the_tensor_and_keeps_its_checkpoint(config, tmp_path, poisoned):
+def test_a_diverged_run_names_the_step_and_its_last_checkpoint(config, tmp_path, poisoned):
     with pytest.raises(DivergenceError) as caught:
         train(config, tmp_path / "run", StopSignals())
-    report = tmp_path / "run" / "report" / "divergence-8.txt"
     line = str(caught.value)
-    assert (
-        "train/loss is nan at step 8 (when run again: batch image (6,144 of 6,144 values not"
-        in line
-    )
-    assert str(report) in line
+    assert "train/loss is nan at step 8; expected a finite number" in line
     assert "the last good checkpoint is step 5" in line
-    text = report.read_text().splitlines()
-    assert text[0].startswith("step 8, first bad tensor: batch image")
-    assert any(row.endswith("   loss") for row in text)
-    with pytest.raises(DivergenceError, match=r"nan at step 8; expected"):
-        train(changed(config, ("report", False)), tmp_path / "run", StopSignals())
 
 
 @pytest.mark.slow

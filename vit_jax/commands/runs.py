@@ -27,7 +27,7 @@ from vit_jax.storage.paths import user_path
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLOURS = {"failed": "red", "diverged": "red", "killed": "red", "running": "green"}
+_COLOURS = {"failed": "red", "killed": "red", "running": "green"}
 _SORTS = ("state", "name", "step", "score", "eta", "updated")
 _WIDTH_WITHOUT_TERMINAL = 160
 # Lines of a terminal that a live table leaves free.

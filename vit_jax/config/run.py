@@ -87,10 +87,6 @@ class DivergenceConfig(Section):
     """
     skip_steps: int = option(100, at_least=1)
     """Batches to skip after the step that diverged."""
-    report: bool = option(True)
-    """Before stopping, repeat the steps since the last checkpoint and report the first tensor
-    that is not finite.
-    """
 
 
 # The key `task`, and the sections that tasks add, e.g. `loss`.

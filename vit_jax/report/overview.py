@@ -194,12 +194,10 @@ def missing_table(found: Runs, frame: pd.DataFrame) -> Table:
             total, attempt = run.config.get("train_steps"), run.attempt
             progress = "" if row["step"] is None else f"{row['step']:,}"
             progress += f" of {total:,}" if progress and total else ""
-            ended = why_ended(attempt) or row["state"] == "diverged"
-            log = last_log_lines(run.path) if ended else []
+            log = last_log_lines(run.path) if why_ended(attempt) else []
             errors = [line for line in log if line.startswith("error: ")]
             reasons = [
                 *run.problems,
-                *(f"see report/{path.name}" for path in run.divergence_reports),
                 why_ended(attempt),
                 *(errors or ([run.failure] if run.failure else log))[-1:],
             ]

@@ -147,10 +147,7 @@ def _why(run: Run) -> str:
     """Returns why a run has no result, if that is known."""
     if run.finished:
         return "; ".join(run.problems)
-    reports = [f"see report/{path.name}" for path in run.divergence_reports]
-    return "; ".join(
-        [*run.problems, *reports, *filter(None, [why_ended(run.attempt), run.failure])]
-    )
+    return "; ".join([*run.problems, *filter(None, [why_ended(run.attempt), run.failure])])
 
 
 def _log(run: Run) -> list[str]:

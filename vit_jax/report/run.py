@@ -29,7 +29,7 @@ from vit_jax.run.metrics import read_metrics
 from vit_jax.run.result import RESULT, read_result
 from vit_jax.run.time_account import read_sessions, why_failed
 
-STATES = ("finished", "running", "unfinished", "failed", "diverged", "not started")
+STATES = ("finished", "running", "unfinished", "failed", "not started")
 # Properties of `Run` that are columns. Columns of numbers are also metrics.
 COLUMNS = (
     "name", "state", "stage", "model", "family", "dataset", "seed", "device", "revision", "step",
@@ -99,11 +99,6 @@ class Run:
             self.problems.append(_problem(self.path / RESULT, error))
             return {}
 
-    @property
-    def divergence_reports(self) -> list[Path]:
-        """The reports that training wrote when it diverged."""
-        return sorted(self.path.glob("report/divergence-*.txt"))
-
     @functools.cached_property
     def failure(self) -> str | None:
         """The error that ended its latest session, "" if not known; None: it has not failed."""
@@ -135,8 +130,6 @@ class Run:
         """One of STATES."""
         if self.finished:
             return "finished"
-        if self.divergence_reports:
-            return "diverged"
         if self.attempt is not None and self.attempt.why_failed:
             return "failed"
         if self.attempt is not None and self.attempt.may_be_running:

@@ -20,7 +20,7 @@ from vit_jax.run.result import RESULT, read_result
 from vit_jax.run.time_account import clock_text, read_sessions, why_failed
 
 # In the order in which a table shows them. "killed": ended without saving its last step.
-STATES = ("running", "failed", "diverged", "killed", "stopped", "not started", "finished")
+STATES = ("running", "failed", "killed", "stopped", "not started", "finished")
 # A run appends a line to sessions.jsonl every second at first, later every 1/200 of its time. It
 # runs if its last line is at most this many times older, plus a margin for slow disks.
 _MISSED_LINES, _MARGIN_S = 3, 5.0
@@ -120,8 +120,6 @@ def _state(
     folder: Path, attempt: Attempt | None, last: Mapping[str, Any] | None, now: float
 ) -> tuple[str, str]:
     """Returns the state of a run without a result, and why it failed."""
-    if next((folder / "report").glob("divergence-*.txt"), None) is not None:
-        return "diverged", ""
     if attempt is not None and attempt.why_failed:
         return "failed", attempt.why_failed
     if last is None:

@@ -27,7 +27,6 @@ Prepare = Callable[[Batch, jax.Array], Batch]
 # teacher, a `TeacherState` comes before the frozen arrays.
 BatchLoss = Callable[..., tuple[Float[Array, ""], Metrics]]
 # (params, prepared batch, **options of the model's call) -> outputs of the model.
-Forward = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +131,6 @@ class Task:
         train_preprocessing: example -> row of a training batch, on the host.
         eval_preprocessing: example -> row of an evaluation batch.
         prepare: augmentation on the device.
-        forward: applies the model to a prepared batch.
         batch_loss: the loss to minimise, with dropout.
         splits_exactly: whether the mean gradient of equal microbatches is that of the whole batch,
             to rounding, at no cost: the loss draws no random numbers, and is the mean over equal
@@ -153,7 +151,6 @@ class Task:
     train_preprocessing: Preprocessing
     eval_preprocessing: Preprocessing
     prepare: Prepare
-    forward: Forward
     batch_loss: BatchLoss
     splits_exactly: bool
     eval_step: EvalStep

@@ -18,7 +18,6 @@ from vit_jax.parallel.processes import barrier, on_first_host
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.train.context import Hook, RunContext, StepOutput, open_context
-from vit_jax.train.divergence import explain_divergence
 from vit_jax.train.hooks.evaluate import EvaluateHook
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.hooks.profile import ProfileHook
@@ -135,13 +134,7 @@ def _train_with_rewinds(
                 config.rewinds,
             )
     with opened(skipped_batches=skipped_batches) as context:
-        try:
-            return _train(context)
-        except DivergenceError as error:
-            if not config.report:
-                raise error from None
-            with account.part("lost"):
-                raise explain_divergence(context, error) from None
+        return _train(context)
 
 
 def _train(context: RunContext) -> dict[str, Any]:

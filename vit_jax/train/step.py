@@ -1,6 +1,6 @@
 """One training step: a pure function of state, batch and frozen arrays.
 
-Training, divergence reports, plans and benchmarks all use this function.
+Training, plans and benchmarks all use this function.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,8 @@ from vit_jax.tasks.task import BatchLoss, ComparingLoss, Metrics, Prepare, Teach
 from vit_jax.train.optimizers import schedule_free_params, without_gradients
 from vit_jax.train.state import TrainState
 
-# Called while the step is traced, with a kind of tensor, such as "gradient", and a tree of tensors.
-Observe = Callable[[str, Any], None]
-# (state, batch, *frozen, observe=...) -> (state, metrics).
+# (state, batch, *frozen) -> (state, metrics).
 StepFn = Callable[..., tuple[TrainState, Metrics]]
-
-
-def _ignore(kind: str, tree: Any) -> None:
-    del kind, tree
 
 
 def make_train_step(
@@ -51,9 +45,6 @@ def make_train_step(
     train/gradient_norm (before clipping), train/parameter_norm (before the update) and
     train/update_norm, and the metrics of the task. Parameters that stay frozen have no gradient:
     the part of the model that only they determine is not run backward.
-
-    `observe` is called with the trees of "parameter", "optimizer state", "batch", "loss",
-    "gradient", "updated parameter" and "metric", in this order.
     """
 
     def used(params: Any) -> Any:
@@ -63,13 +54,8 @@ def make_train_step(
             params = jax.lax.with_sharding_constraint(params, shardings)
         return without_gradients(config.optimizer, params)
 
-    def step_fn(
-        state: TrainState, batch: Batch, *frozen: Any, observe: Observe = _ignore
-    ) -> tuple[TrainState, Metrics]:
-        observe("parameter", state.params)
-        observe("optimizer state", state.opt_state)
+    def step_fn(state: TrainState, batch: Batch, *frozen: Any) -> tuple[TrainState, Metrics]:
         batch = prepare(batch, state.step)
-        observe("batch", batch)
         of_teacher = ()
         if teacher is not None:
             of_teacher = (TeacherState(state.ema, state.extra, state.step),)
@@ -81,13 +67,10 @@ def make_train_step(
             (*of_teacher, *frozen),
             parts,
         )
-        observe("loss", loss)
-        observe("gradient", grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         if project is not None:
             params = project(params)
-        observe("updated parameter", params)
         ema, extra = state.ema, state.extra
         if teacher is not None:
             extra, task_metrics = teacher.update(extra, task_metrics)
@@ -107,7 +90,6 @@ def make_train_step(
             "train/update_norm": optax.tree.norm(jax.tree.map(jnp.subtract, params, state.params)),
             **{f"train/{name}": value for name, value in task_metrics.items()},
         }
-        observe("metric", metrics)
         return TrainState(state.step + 1, params, opt_state, ema, extra), metrics
 
     return step_fn

@@ -33,9 +33,6 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
 
     graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
 
-    def forward(params: Any, batch: Batch, **options: Any) -> Any:
-        return nnx.merge(graphdef, params)(batch["image"], **options)
-
     measures_classes = config.measures_classes(num_classes)
 
     def make_totals(class_names: Any) -> PredictionTotals:
@@ -54,7 +51,6 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         train_preprocessing=train_preprocessing,
         eval_preprocessing=eval_preprocessing,
         prepare=make_prepare(config, num_classes),
-        forward=forward,
         batch_loss=make_batch_loss(graphdef, config, weights),
         splits_exactly=not config.model.draws_random_numbers,
         eval_step=make_eval_step(graphdef, eval_loss(config), by_class=measures_classes),

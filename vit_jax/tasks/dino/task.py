@@ -43,7 +43,6 @@ from vit_jax.tasks.dino.model import SelfDistilled, resample_positions
 from vit_jax.tasks.task import (
     BatchLoss,
     DataInfo,
-    Forward,
     Metrics,
     Prepare,
     Task,
@@ -72,10 +71,9 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         train_preprocessing=crop_preprocessing(config, networks.grid),
         eval_preprocessing=eval_preprocessing,
         prepare=make_prepare(config),
-        forward=networks.forward,
         batch_loss=make_batch_loss(config, data, networks),
         splits_exactly=config.dino.centring == "mean" and not config.model.draws_random_numbers,
-        eval_step=make_eval_step(networks.forward),
+        eval_step=make_eval_step(networks.graphdef),
         make_totals=lambda class_names: DirectionTotals(),
         teacher=make_teacher(config.dino, data.total_steps),
         activations=passes,
@@ -131,10 +129,6 @@ class Networks:
             whole.tokens,
             small.tokens,
         )
-
-    def forward(self, params: Any, batch: Batch, **options: Any) -> Any:
-        """Returns the features of the first global crops, and intermediates if asked for."""
-        return nnx.merge(self.graphdef, params)(batch["image"], **options)
 
     def teacher(
         self, params: Any, images: Float[Array, "M H W 3"], places: Int[Array, "M P"] | None
@@ -331,12 +325,12 @@ def make_teacher(section: DinoConfig, total_steps: int) -> Teacher:
     return Teacher(decay=lambda step: 1 + rise(step), init=init, update=update)
 
 
-def make_eval_step(forward: Forward) -> EvalStep:
+def make_eval_step(graphdef: nnx.GraphDef) -> EvalStep:
     """Returns eval_step_fn(params, batch) -> sums for `DirectionTotals`."""
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        features = forward(params, {"image": to_unit_range(batch["image"])})
-        return direction_sums(features, batch["mask"])
+        model: Any = nnx.merge(graphdef, params)
+        return direction_sums(model(to_unit_range(batch["image"])), batch["mask"])
 
     return eval_step_fn
 

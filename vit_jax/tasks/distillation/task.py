@@ -28,7 +28,7 @@ from vit_jax.named_tree import map_named
 from vit_jax.tasks.classification.losses import make_loss, softmax_cross_entropy
 from vit_jax.tasks.classification.task import eval_loss, labelled_images, make_prepare
 from vit_jax.tasks.distillation.config import DistillationConfig, token_options
-from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Frozen, Metrics, Prepare, Task
+from vit_jax.tasks.task import BatchLoss, DataInfo, Frozen, Metrics, Prepare, Task
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
@@ -52,10 +52,6 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         )
 
     graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
-
-    def forward(params: Any, batch: Batch, **call_options: Any) -> Any:
-        return nnx.merge(graphdef, params)(batch["image"], **call_options)
-
     classes = {} if data.source is None else {"source": data.source}
     frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes, **classes)
     macs = forward_macs(options, num_classes=num_classes, image_size=(side, side))
@@ -74,10 +70,9 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         train_preprocessing=train_preprocessing,
         eval_preprocessing=eval_preprocessing,
         prepare=prepare,
-        forward=forward,
-        batch_loss=make_batch_loss(config, forward, teacher_fn),
+        batch_loss=make_batch_loss(graphdef, config, teacher_fn),
         splits_exactly=not options.draws_random_numbers,
-        eval_step=make_eval_step(config, forward, teacher_fn),
+        eval_step=make_eval_step(graphdef, config, teacher_fn),
         make_totals=lambda class_names: PredictionTotals(
             means={"teacher_agreement": "agreed"}, num_classes=num_classes
         ),
@@ -108,7 +103,7 @@ def _prepare_both(prepare: Prepare) -> Prepare:
     return prepare_fn
 
 
-def make_batch_loss(config: Config, forward: Forward, teacher_fn: TeacherFn) -> BatchLoss:
+def make_batch_loss(graphdef: nnx.GraphDef, config: Config, teacher_fn: TeacherFn) -> BatchLoss:
     """Returns batch_loss_fn(params, batch, key, teacher_params).
 
     The teacher gets the same augmented and mixed images as the student, or its own size of them.
@@ -121,11 +116,12 @@ def make_batch_loss(config: Config, forward: Forward, teacher_fn: TeacherFn) -> 
     def batch_loss_fn(
         params: Any, batch: Batch, key: jax.Array, teacher_params: Any
     ) -> tuple[Float[Array, ""], Metrics]:
+        model: Any = nnx.merge(graphdef, params)
         if section.token:
-            _, found = forward(params, batch, key=key, return_intermediates=("head_logits",))
+            _, found = model(batch["image"], key=key, return_intermediates=("head_logits",))
             logits, student = found["head_logits"]
         else:
-            logits = student = forward(params, batch, key=key)
+            logits = student = model(batch["image"], key=key)
         teacher = teacher_fn(teacher_params, batch.get("teacher_image", batch["image"]))
         label_loss = loss(logits, batch["label"]).mean()
         if section.targets == "soft":
@@ -168,7 +164,7 @@ def hard_loss(student: Float[Array, "B C"], teacher: Float[Array, "B C"]) -> Flo
     return softmax_cross_entropy(student.astype(jnp.float32), labels)
 
 
-def make_eval_step(config: Config, forward: Forward, teacher_fn: TeacherFn) -> EvalStep:
+def make_eval_step(graphdef: nnx.GraphDef, config: Config, teacher_fn: TeacherFn) -> EvalStep:
     """Returns eval_step_fn(params, batch, teacher_params) -> sums for `PredictionTotals`.
 
     "agreed" counts the examples for which student and teacher predict the same class.
@@ -177,7 +173,8 @@ def make_eval_step(config: Config, forward: Forward, teacher_fn: TeacherFn) -> E
 
     def eval_step_fn(params: Any, batch: Batch, teacher_params: Any) -> dict[str, jax.Array]:
         images, mask = to_unit_range(batch["image"]), batch["mask"]
-        logits = forward(params, {"image": images})
+        model: Any = nnx.merge(graphdef, params)
+        logits = model(images)
         teacher = teacher_fn(teacher_params, images)
         agreed = jnp.argmax(logits, axis=-1) == jnp.argmax(teacher, axis=-1)
         outputs = outputs_of_batch(logits, batch, loss)

@@ -39,7 +39,6 @@ from vit_jax.tasks.image_text.zeroshot import ZeroShotEvaluator
 from vit_jax.tasks.task import (
     ComparingLoss,
     DataInfo,
-    Forward,
     Metrics,
     OpenEvaluator,
     Prepare,
@@ -76,7 +75,6 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         train_preprocessing=train_preprocessing,
         eval_preprocessing=eval_preprocessing,
         prepare=make_prepare(config),
-        forward=make_forward(graphdef),
         batch_loss=make_batch_loss(graphdef, section, is_locked=is_locked),
         # Each microbatch would be computed twice.
         splits_exactly=False,
@@ -134,24 +132,6 @@ def make_prepare(config: Config) -> Prepare:
         return {"image": to_unit_range(images), "tokens": batch["tokens"]}
 
     return prepare_fn
-
-
-def make_forward(graphdef: nnx.GraphDef) -> Forward:
-    """Returns forward_fn(params, batch, **options) -> logits of the pairs f32[B].
-
-    With `return_intermediates`, it also returns the embeddings.
-    """
-
-    def forward_fn(
-        params: Any, batch: Batch, *, key: jax.Array | None = None, **options: Any
-    ) -> Any:
-        model: Any = nnx.merge(graphdef, params)
-        images, texts = model(batch["image"], batch["tokens"], key=key)
-        logits = jax.vmap(lambda *pair: model.logits(*(x[None] for x in pair))[0, 0])(images, texts)
-        found = {"image_embedding": images, "text_embedding": texts}
-        return (logits, found) if "return_intermediates" in options else logits
-
-    return forward_fn
 
 
 def make_batch_loss(

@@ -87,20 +87,19 @@ class MaskedAutoencoder(ViT):
         order: Int[Array, "B N"],
         *,
         key: jax.Array | None = None,
-        return_intermediates: tuple[str, ...] = (),
-    ) -> tuple[Float[Array, "B N F"], dict[str, jax.Array]]:
-        """Returns the predicted pixels of all patches, f32, and the encoder's intermediates.
+    ) -> tuple[Float[Array, "B N F"], Float[Array, "B D"]]:
+        """Returns the predicted pixels of all patches, f32, and the features of the visible ones.
 
         `images` are in [-1, 1]; `order` has each image's patches, the visible ones first. `key`
-        turns dropout and stochastic depth of the encoder on. The intermediates are those of the
-        visible tokens.
+        turns dropout and stochastic depth of the encoder on.
         """
-        names = tuple(dict.fromkeys((*return_intermediates, "encoded")))
         _, found = self(
-            images, key=key, visible=order[:, : self.num_visible], return_intermediates=names
+            images,
+            key=key,
+            visible=order[:, : self.num_visible],
+            return_intermediates=("encoded", "pre_logits"),
         )
-        pixels = self.decoder(found["encoded"], order)
-        return pixels, {name: found[name] for name in return_intermediates}
+        return self.decoder(found["encoded"], order), found["pre_logits"]
 
 
 class Decoder(nnx.Module):

@@ -26,7 +26,7 @@ from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.collapse import METRIC, feature_std
 from vit_jax.tasks.mae.config import MaeConfig
 from vit_jax.tasks.mae.model import MaskedAutoencoder
-from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Metrics, Prepare, Task
+from vit_jax.tasks.task import BatchLoss, DataInfo, Metrics, Prepare, Task
 
 # Seed of the masks in evaluation. They are the same for all runs, whatever their seed.
 _EVAL_SEED = 0
@@ -42,7 +42,7 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     assert isinstance(abstract, MaskedAutoencoder)
     assert isinstance(config.model, ViTConfig)
     graphdef, patch = nnx.graphdef(abstract), vit_shape(config.model).patch_size
-    forward, patches = make_forward(graphdef), abstract.tokens - abstract.num_prefix
+    patches = abstract.tokens - abstract.num_prefix
     train_preprocessing, eval_preprocessing = labelled_images(config, data.num_classes)
     return Task(
         build=build,
@@ -52,7 +52,6 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         train_preprocessing=train_preprocessing,
         eval_preprocessing=eval_preprocessing,
         prepare=make_prepare(config, patches),
-        forward=forward,
         batch_loss=make_batch_loss(graphdef, config.mae, patch),
         splits_exactly=not config.model.draws_random_numbers,
         eval_step=make_eval_step(graphdef, config.mae, patch),
@@ -72,17 +71,6 @@ def build_autoencoder(
         platform=platform,
         rngs=nnx.Rngs(params=key),
     )
-
-
-def make_forward(graphdef: nnx.GraphDef) -> Forward:
-    """Returns forward_fn(params, batch, **options) -> predicted pixels f32[B, N, F]."""
-
-    def forward_fn(params: Any, batch: Batch, **options: Any) -> Any:
-        model = nnx.merge(graphdef, params)
-        pixels, found = model.reconstruct(batch["image"], batch["order"], **options)
-        return (pixels, found) if "return_intermediates" in options else pixels
-
-    return forward_fn
 
 
 def make_prepare(config: Config, num_patches: int) -> Prepare:
@@ -132,14 +120,12 @@ def make_batch_loss(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> Ba
         params: Any, batch: Batch, key: jax.Array
     ) -> tuple[Float[Array, ""], Metrics]:
         model, order = nnx.merge(graphdef, params), batch["order"]
-        pixels, found = model.reconstruct(
-            batch["image"], order, key=key, return_intermediates=("pre_logits",)
-        )
+        pixels, features = model.reconstruct(batch["image"], order, key=key)
         # A batch without target images has inputs that are targets, too.
         images = batch.get("target_image", batch["image"])
         target = pixel_targets(images, patch, normalize=config.normalize_pixels)
         losses = hidden_losses(pixels, target, hidden_patches(order, model.num_visible))
-        return losses.mean(), {METRIC: feature_std(found["pre_logits"])}
+        return losses.mean(), {METRIC: feature_std(features)}
 
     return batch_loss_fn
 
@@ -216,7 +202,11 @@ def _forward_macs(config: Config, num_patches: int) -> int:
         "image": jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32),
         "order": jax.ShapeDtypeStruct((1, num_patches), jnp.int32),
     }
-    return traced_macs(make_forward(graphdef), nnx.to_pure_dict(state), batch)
+
+    def reconstruct(params: Any, batch: Batch) -> Any:
+        return nnx.merge(graphdef, params).reconstruct(batch["image"], batch["order"])[0]
+
+    return traced_macs(reconstruct, nnx.to_pure_dict(state), batch)
 
 
 def _activations(config: Config, model: MaskedAutoencoder) -> float:

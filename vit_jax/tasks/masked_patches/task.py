@@ -24,7 +24,7 @@ from vit_jax.rng import stream
 from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
 from vit_jax.tasks.masked_patches.corruption import Corruption, corrupt, draw_corruption
-from vit_jax.tasks.task import BatchLoss, DataInfo, Forward, Metrics, Prepare, Task
+from vit_jax.tasks.task import BatchLoss, DataInfo, Metrics, Prepare, Task
 
 # Seed of the corruption in evaluation. It is the same for all runs, whatever their seed.
 _EVAL_SEED = 0
@@ -43,7 +43,6 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     abstract = nnx.eval_shape(build, jax.random.key(0))
     assert isinstance(abstract, ViT)
     graphdef, stride = nnx.graphdef(abstract), side // abstract.grid[0]
-    forward = make_forward(graphdef)
     macs = forward_macs(
         config.model, num_classes=outputs, image_size=(side, side), head_per_patch=True
     )
@@ -56,10 +55,9 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
         train_preprocessing=train_preprocessing,
         eval_preprocessing=eval_preprocessing,
         prepare=make_prepare(config, stride),
-        forward=forward,
-        batch_loss=make_batch_loss(forward),
+        batch_loss=make_batch_loss(graphdef),
         splits_exactly=not config.model.draws_random_numbers,
-        eval_step=make_eval_step(forward, section, stride),
+        eval_step=make_eval_step(graphdef, section, stride),
         make_totals=lambda class_names: PredictionTotals(),
     )
 
@@ -78,19 +76,14 @@ def build_masked_model(
     )
 
 
-def make_forward(graphdef: nnx.GraphDef) -> Forward:
-    """Returns forward_fn(params, batch, **options) -> logits f32[B, N, C], one row per patch."""
+def predict(model: Any, batch: Batch, *, key: jax.Array | None = None) -> Float[Array, "B N C"]:
+    """Returns the logits of all patches of a corrupted batch, f32; `key` turns dropout on."""
+    corruption = Corruption(batch["source"], batch["hidden"])
 
-    def forward_fn(params: Any, batch: Batch, **options: Any) -> Any:
-        corruption = Corruption(batch["source"], batch["hidden"])
-        model = nnx.merge(graphdef, params)
+    def edit_patches(patches: jax.Array) -> jax.Array:
+        return corrupt(patches, corruption, model.mask_token[...])
 
-        def edit_patches(patches: jax.Array) -> jax.Array:
-            return corrupt(patches, corruption, model.mask_token[...])
-
-        return model(batch["image"], edit_patches=edit_patches, per_patch=True, **options)
-
-    return forward_fn
+    return model(batch["image"], edit_patches=edit_patches, per_patch=True, key=key)
 
 
 def make_prepare(config: Config, stride: int) -> Prepare:
@@ -143,13 +136,13 @@ def evaluation_batch(
     return corrupted_batch(to_unit_range(images), content_key(_EVAL_SEED, images), config, stride)
 
 
-def make_batch_loss(forward: Forward) -> BatchLoss:
+def make_batch_loss(graphdef: nnx.GraphDef) -> BatchLoss:
     """Returns batch_loss_fn(params, batch, key), the mean loss over all corrupted patches."""
 
     def batch_loss_fn(
         params: Any, batch: Batch, key: jax.Array
     ) -> tuple[Float[Array, ""], Metrics]:
-        logits = forward(params, batch, key=key)
+        logits = predict(nnx.merge(graphdef, params), batch, key=key)
         return corrupted_loss(logits, batch["colour"], batch["corrupted"]), {}
 
     return batch_loss_fn
@@ -174,12 +167,12 @@ def patch_losses(logits: Float[Array, "*B C"], labels: Int[Array, "*B"]) -> Floa
     )
 
 
-def make_eval_step(forward: Forward, config: MaskedPatchesConfig, stride: int) -> EvalStep:
+def make_eval_step(graphdef: nnx.GraphDef, config: MaskedPatchesConfig, stride: int) -> EvalStep:
     """Returns eval_step_fn(params, batch) -> sums over the corrupted patches of valid examples."""
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
         ready = evaluation_batch(batch["image"], config, stride)
-        logits = forward(params, ready)
+        logits = predict(nnx.merge(graphdef, params), ready)
         counted = ready["corrupted"] & batch["mask"][:, None]
         sums = prediction_sums(
             logits.reshape(-1, logits.shape[-1]),

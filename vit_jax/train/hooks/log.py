@@ -11,11 +11,10 @@ import jax
 import numpy as np
 
 from vit_jax.data.loader import Feed
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, DivergenceError
 from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.tasks.collapse import CollapseWarning
 from vit_jax.train.context import RunContext, StepOutput
-from vit_jax.train.divergence import divergence_error
 from vit_jax.train.memory_needs import check_step
 from vit_jax.train.telemetry import DeviceClock, Telemetry
 
@@ -139,13 +138,18 @@ class LogHook:
             log.warning("skipped because it cannot be used: %s%s", what, more)
 
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
+        context = self._context
         for name in _FINITE:
-            if not math.isfinite(values[name]):
-                context = self._context
-                context.checkpoints.wait()
-                raise divergence_error(
-                    f"{name} is {values[name]} at step {step}",
-                    step,
-                    context.checkpoints.steps(),
-                    context.start.skipped_batches + context.config.divergence.skip_steps,
-                )
+            if math.isfinite(values[name]):
+                continue
+            context.checkpoints.wait()
+            kept = context.checkpoints.steps()
+            error = DivergenceError(
+                f"{name} is {values[name]} at step {step}",
+                "a finite number",
+                "lower the learning rate, clip gradients, use float32 or set divergence.rewinds;"
+                f" the last good checkpoint is {f'step {kept[-1]}' if kept else 'none'}",
+            )
+            skipped = context.start.skipped_batches + context.config.divergence.skip_steps
+            error.skip_batches = skipped + step - (kept[-1] if kept else 0)
+            raise error
