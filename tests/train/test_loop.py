@@ -202,14 +202,9 @@ def test_every_training_line_has_the_figures_named_in_the_readme(finished):
 
 
 @pytest.mark.slow
-def test_attention_logits_are_logged_and_steps_are_profiled(config, tmp_path, capsys):
-    logging = config.logging.replace(attention_interval_steps=10)
+def test_steps_are_profiled(config, tmp_path, capsys):
     profile = config.profile.replace(steps="12:13")
-    train(config.replace(logging=logging, profile=profile), tmp_path, StopSignals())
-    found = rows(tmp_path, "train/max_attention_logit")
-    assert [row["step"] for row in found] == [10, 20]
-    for row in found:
-        assert row["train/max_attention_logit"] == row["train/max_attention_logit/layer_00"]
+    train(config.replace(profile=profile), tmp_path, StopSignals())
     folder = tmp_path / "profile" / "plugins" / "profile" / "steps-12-13"
     assert {path.name for path in folder.iterdir()} == {
         "process-0.xplane.pb", "process-0.trace.json.gz", "process-0.perfetto.json.gz",

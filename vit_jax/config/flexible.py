@@ -142,7 +142,6 @@ def _check_sequences(config: Any) -> None:
         "data.augment.erasing_probability": (augment.erasing_probability, (0,)),
         "mixing.mixup_alpha": (config.mixing.mixup_alpha, (0,)),
         "mixing.cutmix_alpha": (config.mixing.cutmix_alpha, (0,)),
-        "logging.attention_interval_steps": (config.logging.attention_interval_steps, (None,)),
     }
     for key, (value, allowed) in wanted.items():
         if value not in allowed:

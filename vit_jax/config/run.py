@@ -68,11 +68,6 @@ class LoggingConfig(Section):
     """Weights & Biases project; None: Weights & Biases is off."""
     curves: bool = option(True)
     """Draw report/curves.png after training."""
-    attention_interval_steps: int | None = option(None, at_least=1)
-    """How often to log each layer's largest attention logit, on a few images of the batch. It
-    grows into the hundreds before a run diverges; model.qk_norm prevents this
-    (arXiv:2302.05442).
-    """
     example_ids: Literal["none", "hash", "all"] = option("none")
     """Content of examples-HOST.jsonl for each step: a "hash" of the example ids, or "all" ids."""
 
@@ -187,14 +182,6 @@ class Config(_TaskSections):
                 f"a divisor of data.global_batch_size = {self.data.global_batch_size}",
                 "change one of the two",
                 key="accumulation_steps",
-            )
-        has_attention = hasattr(self.model, "attention_implementation") or self.model.name == AUTO
-        if self.logging.attention_interval_steps is not None and not has_attention:
-            raise ConfigError(
-                f"is set for {self.model.name}",
-                "a model with attention",
-                "leave it out",
-                key="logging.attention_interval_steps",
             )
 
     def _check_early_stopping(self) -> None:

@@ -238,29 +238,15 @@ def attention_weights(
     mask: Mask | None = None,
 ) -> Float[Array, "B H N M"]:
     """Returns the weights that `attend` applies, f32, each row summing to 1."""
-    logits = attention_logits(query, key, bias)
+    scaled = query * query.shape[-1] ** -0.5
+    logits = jnp.einsum("bnhk,bmhk->bhnm", scaled, key, preferred_element_type=jnp.float32)
+    logits = logits if bias is None else logits + bias
     if mask is not None:  # Not -inf, so that a query without any key gets finite weights.
         logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
     if valid_tokens is not None:
-        real = _real_tokens(key.shape[1], valid_tokens)
+        real = jnp.arange(key.shape[1]) < jnp.reshape(jnp.asarray(valid_tokens), (-1, 1))
         logits = jnp.where(real[:, None, None], logits, -jnp.inf)
     return softmax(logits)
-
-
-def _real_tokens(tokens: int, valid_tokens: ValidTokens) -> Bool[Array, "B M"]:
-    """Returns where the tokens are not padding; B is 1 if all examples have the same number."""
-    return jnp.arange(tokens)[None] < jnp.reshape(jnp.asarray(valid_tokens), (-1, 1))
-
-
-def attention_logits(
-    query: Float[Array, "B N H K"],
-    key: Float[Array, "B M H K"],
-    bias: Float[Array, "B H N M"] | None = None,
-) -> Float[Array, "B H N M"]:
-    """Returns query key^T / sqrt(K) + bias, f32."""
-    scaled = query * query.shape[-1] ** -0.5
-    logits = jnp.einsum("bnhk,bmhk->bhnm", scaled, key, preferred_element_type=jnp.float32)
-    return logits if bias is None else logits + bias
 
 
 class SelfAttention(nnx.Module):
@@ -321,8 +307,8 @@ class SelfAttention(nnx.Module):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the attended tokens, and the values named in `capture`.
 
-        "attention_weights" are [B, H, N, N]; "max_attention_logit" [B, H] is the largest logit over
-        all queries and keys. Kernels do not return these, so they are computed a second time.
+        "attention_weights" are [B, H, N, N]. Kernels do not return them, so they are computed a
+        second time.
         `rope` has the cosines and sines of `position.rope_2d`. A key turns dropout on.
         """
         # The Pallas kernel adds the bias itself, unless something comes between.
@@ -359,13 +345,6 @@ class SelfAttention(nnx.Module):
         found = {}
         if "attention_weights" in capture:
             found["attention_weights"] = attention_weights(q, k, bias, valid_tokens, mask)
-        if "max_attention_logit" in capture:
-            logits = attention_logits(q, k, bias)
-            if valid_tokens is not None:
-                real = _real_tokens(k.shape[1], valid_tokens)
-                both = real[:, None, :, None] & real[:, None, None, :]
-                logits = jnp.where(both, logits, -jnp.inf)
-            found["max_attention_logit"] = logits.max((2, 3))
         return out, found
 
 

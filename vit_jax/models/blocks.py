@@ -20,7 +20,7 @@ from vit_jax.models.position import TableSpec, build_table
 from vit_jax.models.stacking import Remat, build_stack, keep, keys_and_drop_rates, scan_stack
 
 BLOCK_INTERMEDIATES = (
-    "attention_weights", "max_attention_logit", "attention_output", "mlp_output", "block_output",
+    "attention_weights", "attention_output", "mlp_output", "block_output",
 )  # fmt: skip
 
 # Function of a block's captured intermediates by name.
@@ -266,8 +266,6 @@ def reduce_intermediates(
 
 
 def _unpad(name: str, value: jax.Array, tokens: int) -> jax.Array:
-    if name == "max_attention_logit":
-        return value
     if name == "attention_weights":
         return value[..., :tokens, :tokens]
     return value[..., :tokens, :]

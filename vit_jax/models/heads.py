@@ -137,11 +137,6 @@ def is_head(name: str) -> bool:
     return re.match(rf"{_HEAD}/", name) is not None
 
 
-def is_classifier(name: str) -> bool:
-    """Whether a parameter belongs to the linear layer of a head, which gives the logits."""
-    return re.match(rf"{_HEAD}/linear/", name) is not None
-
-
 def count_classes(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Returns the number of classes of a model with these parameters; 0: it returns features."""
     kernel = shapes.get("head/linear/kernel")

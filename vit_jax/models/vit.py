@@ -170,9 +170,9 @@ class ViT(ImageModel):
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" [B, F], and with a leading axis
-        over the blocks "attention_weights" [L, B, H, N, N], "max_attention_logit" [L, B, H],
-        "attention_output", "mlp_output" and "block_output" [L, B, N, D]. A model with a register
-        head also has "head_logits" [2, B, C]: those of the head, then those of the register head.
+        over the blocks "attention_weights" [L, B, H, N, N], "attention_output", "mlp_output" and
+        "block_output" [L, B, N, D]. A model with a register head also has "head_logits" [2, B, C]:
+        those of the head, then those of the register head.
 
         Args:
             images: floating point [B, H, W, 3] in [-1, 1], of the model's image size; or `Patches`,

@@ -17,15 +17,15 @@ MAX_POINTS = 200
 class Trace:
     """One series in a panel. `x`, `y`, `low` and `high` are sequences or arrays [n].
 
-    `kind` is "means", "runs" (faint points behind means), "curve", "end" (the end of a run without
-    a result), "band" (between low and high) or "bars".
+    `kind` is "means", "runs" (faint points behind means), "curve" or "end" (the end of a run
+    without a result).
     """
 
     series: str  # name in the legend
     look: Mapping[str, Any]  # "colour" (light, dark), "symbol" and "dash", see `style.page_look`
     kind: str
     x: Any
-    y: Any  # shares of bars
+    y: Any
     low: Any = ()  # lower ends of intervals
     high: Any = ()
     n: Sequence[int] = ()  # runs in each mean

@@ -19,7 +19,6 @@ from vit_jax.report.plots import draw_plot
 from vit_jax.report.requests import ReportRequest, TableRequest, read_report
 from vit_jax.report.run import STATES, Run
 from vit_jax.report.runs import Runs
-from vit_jax.report.seconds import draw_seconds
 from vit_jax.report.style import Drawing, Palette, save
 from vit_jax.report.tables import Table, score_table
 
@@ -137,14 +136,12 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         overview.all_runs_table(frame, csv, scores),
         overview.hardware_table(frame),
     )
-    seconds = draw_seconds(found.runs)
     folder.mkdir(parents=True, exist_ok=True)
     sections = {
         "Scores": scores,
         "Classes": overview.confusion_tables(found.runs),
         "Plots": _save_all(plots, folder, "plot"),
         "Learning curves": _save_all(curves, folder, "curves"),
-        "Time": _save_all(seconds, folder, "seconds"),
         **{table.title: [table] for table in tables if table.rows},
     }
     states = Counter(row[1].text for row in missing.rows)

@@ -38,7 +38,6 @@ function hover(panel, trace, i) {
   if (run) lines.push(`<b>${plain(run.name)}</b>`);
   if (trace.series !== run?.name) lines.push(plain(trace.series));
   if (run && run.seed !== null && run.seed !== undefined) lines.push(`seed ${plain(run.seed)}`);
-  if (trace.kind === "bars") return [...lines, `${number(trace.y[i])} %`].join("<br>");
   const [x, y] = panel.rows.length ? [panel.rows[Math.round(trace.x[i])], trace.y[i]] : [trace.x[i], trace.y[i]];
   if (!panel.rows.length || x !== trace.series) lines.push(panel.rows.length ? plain(x) : `${plain(panel.x)}: ${number(x)}`);
   const interval = trace.low?.[i] != null ? ` [${number(trace.low[i])}, ${number(trace.high[i])}]` : "";
@@ -55,10 +54,8 @@ function toPlotly(panel, trace, dark, hidden) {
     text: trace.x.map((_, i) => hover(panel, trace, i)), hovertemplate: "%{text}<extra></extra>",
     customdata: trace.x.map((_, i) => trace.runs?.[i] ?? null),
   };
-  if (trace.kind === "bars") return {...made, type: "bar", orientation: "h", x: trace.y, y: trace.x, textposition: "none", marker: {color: colour}};
   const at = trace.at ?? trace.x;
   const [x, y] = rows ? [trace.y, at] : [at, trace.y];
-  if (trace.kind === "band") return {...made, type: "scatter", x: [...x, ...[...x].reverse()], y: [...trace.high, ...[...trace.low].reverse()], fill: "toself", fillcolor: `${colour}26`, line: {width: 0}, mode: "lines", hoverinfo: "skip", hovertemplate: undefined};
   const isCurve = trace.kind === "curve", faint = trace.kind === "runs";
   if (trace.low) {
     const bars = {type: "data", symmetric: false, thickness: 1.3, width: 3,
@@ -80,7 +77,7 @@ function layoutOf(panel, width) {
   const wrap = (text, length) => String(text).split(" ").reduce((lines, word) => (lines.at(-1) + word).length < length ? [...lines.slice(0, -1), `${lines.at(-1)} ${word}`.trim()] : [...lines, word], [""]).filter(Boolean).map(plain);
   const title = panel.title ? wrap(panel.title, width / 8) : [];
   const xaxis = {...axis, title: {text: wrap(panel.x, width / 9).join("<br>"), standoff: 8}, showgrid: true, nticks: Math.max(3, Math.floor(width / 70))};
-  const xs = panel.traces.filter(trace => trace.kind !== "band").flatMap(trace => trace.x);
+  const xs = panel.traces.flatMap(trace => trace.x);
   if (panel.log_x) {
     const places = [...new Set(panel.traces.filter(trace => trace.kind === "means").flatMap(trace => trace.x))].sort((a, b) => a - b);
     Object.assign(xaxis, {type: "log"});
@@ -89,7 +86,7 @@ function layoutOf(panel, width) {
   const yaxis = rows ? {...axis, tickvals: panel.rows.map((_, i) => i), ticktext: names, range: [rows - 0.5, -0.5], showgrid: false} : {...axis, title: {text: panel.title.endsWith(panel.y) ? "" : wrap(panel.y, 30).join("<br>"), standoff: 6}, ...(panel.log_y ? {type: "log"} : {})};
   return {
     title: {text: title.map(line => `<b>${line}</b>`).join("<br>"), x: 0, xref: "container", xanchor: "left", yref: "container", y: 1, yanchor: "top", pad: {t: 6, l: 4}, font: {size: 13}},
-    height: rows ? 80 + 30 * rows + 17 * title.length : 285 + 17 * title.length, margin: {l: 48, r: 14, t: 14 + 17 * title.length, b: 44}, barmode: "stack",
+    height: rows ? 80 + 30 * rows + 17 * title.length : 285 + 17 * title.length, margin: {l: 48, r: 14, t: 14 + 17 * title.length, b: 44},
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest", hoverdistance: 14,
     font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--plot-ink")},
     hoverlabel: {bgcolor: css("--card"), bordercolor: css("--soft"), font: {color: css("--ink"), size: 12}, align: "left", namelength: -1}, xaxis, yaxis,
@@ -121,8 +118,8 @@ function makeChart(panels, legend, place) {
   const series = new Map(panels.flatMap(panel => panel.traces).map(trace => [trace.series, trace]).reverse());
   if (series.size > 1) for (const [name, trace] of [...series].reverse()) {
     const button = element("button", undefined, {type: "button", "aria-pressed": "true"});
-    const symbol = trace.kind === "bars" ? "■" : trace.symbol.endsWith("-open") ? OPEN[trace.symbol.replace("-open", "")] ?? "○" : SYMBOLS[trace.symbol];
-    const mark = element("span", trace.kind === "bars" ? symbol : LINES[trace.dash] + symbol, {class: "mark", "aria-hidden": "true"});
+    const symbol = trace.symbol.endsWith("-open") ? OPEN[trace.symbol.replace("-open", "")] ?? "○" : SYMBOLS[trace.symbol];
+    const mark = element("span", LINES[trace.dash] + symbol, {class: "mark", "aria-hidden": "true"});
     mark.style.setProperty("--light", trace.colour[0]);
     mark.style.setProperty("--dark", trace.colour[1]);
     button.append(mark, " ", name);

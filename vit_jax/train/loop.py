@@ -23,7 +23,6 @@ from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.hooks.profile import ProfileHook
 from vit_jax.train.hooks.save import SaveHook
 from vit_jax.train.hooks.stop import StopHook
-from vit_jax.train.hooks.watch_attention import WatchAttentionHook
 from vit_jax.train.inputs import RunInputs, open_inputs
 from vit_jax.train.program import Program
 from vit_jax.train.signals import Stopped, StopSignals
@@ -151,7 +150,6 @@ def _train(context: RunContext) -> dict[str, Any]:
     if not context.is_last(step):
         hooks = (
             logger,
-            WatchAttentionHook(context, logger),
             evaluation,
             StopHook(evaluation, save),
             save,

@@ -82,10 +82,6 @@ class EvaluateHook:
             due.append(total)
         return min((n for n in due if n is not None and n <= total), default=None)
 
-    def evaluate_splits(self, step: int, params: Any) -> None:
-        """Evaluates the splits, unless this was done at this step."""
-        self._splits.run(step, params)
-
     def final_metrics(self, step: int, state: TrainState) -> dict[str, Any]:
         """Returns the final metrics of the run, and waits until its last checkpoint is complete.
 
