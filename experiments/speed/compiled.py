@@ -30,10 +30,10 @@ from typing import Any
 
 from experiments.speed.compiled_step import PEERS
 from experiments.speed.decided_program import decided_program, settings
+from experiments.speed.movers import find_movers
 from vit_jax.errors import UserError
 from vit_jax.plan.cudnn import attention_flops
 from vit_jax.plan.hlo import Program, parse
-from vit_jax.plan.movers import find_movers
 from vit_jax.plan.traffic import count_bytes, count_kernels
 from vit_jax.train.chips import GIB, GPUS, TPUS, Roofline, Work
 

@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from experiments.speed.buffers import find_buffers
 from experiments.speed.decided_program import decided_program, settings
 from vit_jax.config.run import Config
 from vit_jax.models.registry import model_options, model_shape
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.plan.buffers import find_buffers
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.topology import find_devices, parse_topology, prepare
 from vit_jax.train.program import Program, build_program

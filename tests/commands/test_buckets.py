@@ -131,14 +131,6 @@ def test_convert(root, format, destination, tmp_path, monkeypatch, capsys):
     assert f"error: {to} exists; expected a new path" in capsys.readouterr().err
 
 
-def test_export(root, capsys):
-    to = root / "model #1.stablehlo"
-    assert main(["export", f"{root}/run", str(to)]) == 0
-    assert f"written to {to} (" in capsys.readouterr().out
-    exported = jax.export.deserialize(bytearray(to.read_bytes()))
-    assert [str(n) for n in exported.in_avals[0].shape[1:]] == ["8", "8", "3"]
-
-
 @pytest.mark.slow
 def test_fewshot(root, digits_dir, capsys):
     arguments = [

@@ -15,7 +15,6 @@ IN_THE_WAY = [
     ["convert", "missing.npz", "FILE/weights.npz", "--format=vision_transformer"],
     ["data", "convert", "missing", "--to=FILE"],
     ["data", "prepare", "missing", "--data_dir=FILE"],
-    ["export", "missing.npz", "FILE/model.stablehlo"],
 ]
 
 
@@ -34,10 +33,8 @@ def test_a_file_where_a_folder_is_needed_is_found_first(arguments, tmp_path, cap
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("command", ["convert", "export"])
-def test_a_destination_that_exists_is_found_first(command, tmp_path, capsys):
-    more = ["--format=orbax"] if command == "convert" else []
-    assert main([command, "missing.npz", str(tmp_path / "file"), *more]) == 2
+def test_a_destination_that_exists_is_found_first(tmp_path, capsys):
+    assert main(["convert", "missing.npz", str(tmp_path / "file"), "--format=orbax"]) == 2
     assert f"error: {tmp_path / 'file'} exists; expected a new path" in capsys.readouterr().err
 
 

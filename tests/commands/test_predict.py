@@ -37,7 +37,7 @@ def answers(ours_path, photos, capsys):
     names = ["a/1.png", "a/2.PNG", "b/1.jpg", "b/2.png"]
     found = {}
     for name in names:
-        printed = predict(capsys, photos / name, f"--model={ours_path}", "--json").out
+        printed = predict(capsys, photos / name, f"--model={ours_path}", "--format=json").out
         found[str(photos / name)] = json.loads(printed)["classes"]
     return found
 
@@ -79,29 +79,10 @@ def test_standard_input_holds_an_image_or_paths(
     if content == "image":
         given = (photos / "a" / "1.png").read_bytes()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
-    printed = predict(capsys, "-", f"--model={ours_path}", "--json").out
+    printed = predict(capsys, "-", f"--model={ours_path}", "--format=json").out
     rows = [json.loads(line) for line in printed.splitlines()]
     assert [row["image"] for row in rows] == (["-"] if content == "image" else [first, second])
     assert [n for n, _ in rows[0]["classes"]] == [n for n, _ in answers[first]]
-
-
-def test_an_exported_file_gives_the_answers_of_its_weights(
-    ours_path, photos, answers, tmp_path, capsys
-):
-    there = tmp_path / "model.stablehlo"
-    assert main(["export", str(ours_path), str(there)]) == 0
-    printed = predict(capsys, photos, f"--model={there}", "--json").out.splitlines()
-    rows = [json.loads(line) for line in printed if line.startswith("{")]
-    for row in rows:
-        assert [n for n, _ in row["classes"]] == [n for n, _ in answers[row["image"]]]
-    (tmp_path / "model.stablehlo.json").unlink()  # Written by an earlier version.
-    printed = predict(capsys, photos / "a" / "1.png", f"--model={there}", "--json").out
-    assert json.loads(printed)["classes"][0][0].startswith("class ")
-    assert main(["predict", str(photos), f"--model={there}", "--image_size=64"]) == 2
-    assert "error: --image_size with the exported file" in capsys.readouterr().err
-    there.write_bytes(b"no export")
-    assert main(["predict", str(photos), f"--model={there}"]) == 2
-    assert "expected a file that python -m vit_jax export has written" in capsys.readouterr().err
 
 
 def test_a_folder_without_images_is_one_line(ours_path, tmp_path, capsys):

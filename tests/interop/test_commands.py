@@ -55,7 +55,7 @@ def test_predict_prints_the_names_and_scores_of_the_best_classes(weights, tmp_pa
     pixels = np.random.default_rng(1).integers(0, 256, (32, 32, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(picture)
     arguments = ["predict", str(picture), f"--model={weights}", "--top=2", "--crop=resize"]
-    assert main([*arguments, "--json"]) == 0
+    assert main([*arguments, "--format=json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["image"] == str(picture)
     assert len(found["classes"]) == 2
@@ -78,7 +78,7 @@ def test_predict_crops_images_as_in_the_models_evaluation(tmp_path, capsys):
     Image.fromarray(pixels).save(picture)
 
     def scores(*options):
-        assert main(["predict", str(picture), f"--model={weights}", "--json", *options]) == 0
+        assert main(["predict", str(picture), f"--model={weights}", "--format=json", *options]) == 0
         return sorted(json.loads(capsys.readouterr().out)["classes"])
 
     assert scores() == scores("--crop=central") != scores("--crop=resize")
@@ -93,7 +93,7 @@ def test_predict_crops_images_as_in_the_models_evaluation(tmp_path, capsys):
 def test_predict_with_names_from_a_file(weights, picture, tmp_path, capsys):
     (tmp_path / "names.txt").write_text("a\nb\nc\nd\ne\n")
     names = f"--classes={tmp_path / 'names.txt'}"
-    assert main(["predict", str(picture), f"--model={weights}", names, "--json"]) == 0
+    assert main(["predict", str(picture), f"--model={weights}", names, "--format=json"]) == 0
     found = json.loads(capsys.readouterr().out)["classes"]
     assert sorted(name for name, _ in found) == list("abcde")
     (tmp_path / "names.txt").write_text("a\n")
@@ -108,18 +108,10 @@ def test_predict_with_outputs_that_overflow_is_an_error(tmp_path, picture, capsy
     signs = np.resize(np.float32([1, -1]), kernel.shape[0])[:, None]
     kernel[...] = jnp.broadcast_to(np.float32(3e38) * signs, kernel.shape)
     save(model, path, "orbax")
-    assert main(["predict", str(picture), f"--model={path}", "--json"]) == 2
+    assert main(["predict", str(picture), f"--model={path}", "--format=json"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert f"error: {picture}: the model's output is NaN or infinite" in captured.err
-
-
-def test_export_prints_shapes_and_platforms(weights, tmp_path, capsys):
-    there = tmp_path / "model.stablehlo"
-    assert main(["export", str(weights), str(there)]) == 0
-    line = capsys.readouterr().out
-    assert "f32[batch, 32, 32, 3] -> f32[batch, 5], for cpu, cuda, tpu" in line
-    assert there.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("reason", ["No space left on device", "Disk quota exceeded"])

@@ -9,7 +9,6 @@ import pytest
 from interop.files import assert_same, write_safetensors
 
 from vit_jax.errors import WeightsError
-from vit_jax.interop.export import export_stablehlo
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
 from vit_jax.interop.tensors import open_tensors
@@ -198,12 +197,6 @@ def test_an_option_that_the_format_lacks_is_refused(tmp_path):
     loaded = load(folder, text={"pooling": "mean"})
     with pytest.raises(WeightsError, match=r"model\.text\.pooling = 'mean'.*expected 'last'"):
         save(loaded, tmp_path / "ours", "transformers")
-
-
-def test_a_pair_cannot_be_exported_as_one_program(tmp_path):
-    loaded = load(write_folder(tmp_path / "theirs", "siglip", "gelu"))
-    with pytest.raises(WeightsError, match="a pair of towers; expected a model of images"):
-        export_stablehlo(loaded, tmp_path / "model.stablehlo")
 
 
 def test_an_unknown_activation_is_refused(tmp_path):

@@ -17,17 +17,13 @@ pytestmark = [
 
 
 def plan(tmp_path, topology, *overrides):
-    return real_compilers.plan(
-        tmp_path, topology, "--movers=200", "--config.model.depth=2", *overrides
-    )
+    return real_compilers.plan(tmp_path, topology, "--config.model.depth=2", *overrides)
 
 
 def test_a_small_step_compiles_for_a_node_of_gpus(tmp_path):
     figures, shown = plan(tmp_path, "h200:8", "--config.data.global_batch_size=64")
     assert (figures["devices"], figures["fits"]) == (8, True)
     assert "64 images a step on 8 x H200 SXM" in shown
-    for kernel in ("__cublas$lt$matmul", "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"):
-        assert f"(custom-call {kernel})" in " ".join(shown.split()), kernel
     # bfloat16 or float32 gradients reach every GPU: between 2 and 4 bytes a parameter.
     ring = 2 * 7 / 8 * figures["parameters"] / 1e9
     assert 2 * ring <= figures["received_gb"] < 4.1 * ring
@@ -43,9 +39,10 @@ def test_a_small_step_compiles_for_a_node_of_gpus(tmp_path):
 
 @pytest.mark.parametrize("name", ["a100", "b200", "l4"])
 def test_a_small_step_compiles_for_every_architecture(tmp_path, name):
-    figures, shown = plan(tmp_path, name, "--config.data.global_batch_size=8")
+    figures, _ = plan(tmp_path, name, "--config.data.global_batch_size=8")
     assert (figures["devices"], figures["fits"], figures["received_gb"]) == (1, True, 0)
-    assert "__cudnn$fmha" in shown
+    # Without cuDNN's kernels, which compute the logits again, it would be 0.82.
+    assert figures["executed_tflop_a_device"] > 0.95 * figures["model_tflop_a_device"]
 
 
 def test_traffic_between_nodes_is_counted_apart(tmp_path):

@@ -5,11 +5,11 @@ import types
 import pytest
 from plan.gpu_programs import LIBRARIES
 
-from vit_jax.plan.buffers import find_buffers
+from experiments.speed.buffers import find_buffers
+from experiments.speed.movers import find_movers
 from vit_jax.plan.cudnn import attention_flops
 from vit_jax.plan.estimate import _memory
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.movers import find_movers
 from vit_jax.plan.traffic import count_bytes
 
 # bf16[1024,512] x bf16[512,256] -> bf16[1024,256].

@@ -1,15 +1,9 @@
 """The largest movers of a small program, computed by hand."""
 
-import dataclasses
-import io
-
 from plan.programs import ARGUMENT, LAYER, LOOP
-from plan.test_search import config, toy
-from rich.console import Console
 
+from experiments.speed.movers import Mover, find_movers
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.movers import Mover, find_movers
-from vit_jax.plan.show import COLUMNS, show_plan
 from vit_jax.plan.traffic import count_bytes
 
 
@@ -45,22 +39,3 @@ def test_only_the_three_largest_arrays_are_named():
     many = LOOP.replace("custom-call(%near)", "custom-call(%start, %near, %p, %start, %start)")
     (found,) = (m for m in find_movers(parse(many)) if m.shapes.startswith("f32[] <-"))
     assert found.shapes == "f32[] <- f32[1024,256], f32[1024,256], s32[] +2"
-
-
-def test_a_plan_shows_as_many_movers_as_asked_for_and_sums_up_the_rest():
-    movers = tuple(find_movers(parse(LOOP)))
-    plan = dataclasses.replace(toy(config(remat="none")), movers=movers)
-
-    def lines(count):
-        console = Console(file=io.StringIO(), width=COLUMNS, highlight=False)
-        show_plan(plan, console, 0.4, count)
-        return console.file.getvalue().splitlines()
-
-    assert not any("most bytes moved" in line for line in lines(0))
-    shown = lines(2)
-    assert max(map(len, shown)) <= COLUMNS
-    assert sum(" <- " in line for line in shown) == 2
-    (rest,) = (line.split() for line in shown if line.rstrip().endswith("others"))
-    assert rest[-2:] == [f"{len(movers) - 2}", "others"]
-    share = sum(m.bytes for m in movers[2:]) / sum(m.bytes for m in movers)
-    assert rest[2] == f"{share:.1%}"

@@ -2,7 +2,7 @@
 
 from plan.programs import ARGUMENT, LAYER, LOOP
 
-from vit_jax.plan.buffers import find_buffers
+from experiments.speed.buffers import find_buffers
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.traffic import count_bytes, count_kernels
 

@@ -162,7 +162,6 @@ COMMANDS = {
     "predict": ["{}", "--model=x.npz"],
     "analyze": ["x.npz", "--output={}"],
     "convert": ["x.npz", "{}", "--format=orbax"],
-    "export": ["x.npz", "{}"],
     "plan": ["--config=configs/quickstart.py", "--topology=cpu:1", "--output={}"],
     "bench": ["step", "--output={}"],
 }

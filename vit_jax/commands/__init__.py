@@ -16,7 +16,6 @@ COMMANDS = {
     "analyze": "visualize a model: filters, positions, attention",
     "models": "list the models, their sizes and costs",
     "convert": "convert weights to the format of another project",
-    "export": "export a model to one file that needs only JAX",
     "report": "make tables, plots and a page from run folders",
     "plan": "estimate memory and step time on a TPU, without one",
     "bench": "measure speed on this machine",

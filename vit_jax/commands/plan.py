@@ -5,7 +5,6 @@
     python -m vit_jax plan --config=FILE.py:ARG --topology='2*v5e:16x16'
     python -m vit_jax plan --config=FILE.py:ARG --topology=h100:8x4
     python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:16x16 --search
-    python -m vit_jax plan --config=FILE.py:ARG --topology=v5e:1x1 --movers=20
     python -m vit_jax plan --config=configs/quickstart.py --topology=cpu:8
 
 Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
@@ -78,13 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="MFU assumed for the second estimate; default: 0.4",
     )
     parser.add_argument(
-        "--movers",
-        type=positive_int,
-        default=0,
-        metavar="N",
-        help="also print the N operations that move the most bytes of device memory",
-    )
-    parser.add_argument(
         "--output", type=output_file, help="FILE.json, or FILE.csv to append a row to"
     )
 
@@ -132,7 +124,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 else:
                     plan = plan_for(config)
     if plan is not None:
-        show_plan(plan, console, args.mfu, args.movers)
+        show_plan(plan, console, args.mfu)
         if plans:
             show_variants(plans, console)
         figures = row(plan, args.config, args.topology, args.mfu)

@@ -2,11 +2,11 @@
 
     python -m vit_jax predict cat.jpg dog.jpg --model=B_16.npz
     python -m vit_jax predict PHOTOS --model=runs/mine --format=csv > answers.csv
-    cat cat.jpg | python -m vit_jax predict - --model=b16.stablehlo
+    cat cat.jpg | python -m vit_jax predict - --model=B_16.npz
 
 IMAGE is a file, a folder (all images in and below it), or "-": standard input, which holds one
-image or a list of paths, one a line. The model is a file or folder of weights, a run folder, or a
-file that `export` has written.
+image or a list of paths, one a line. The model is a file or folder of weights, or a
+run folder.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.data.class_names import spare_name
 from vit_jax.data.sources.listing import IMAGE_SUFFIXES
-from vit_jax.errors import ConfigError, DataError, NonFiniteError, WeightsError
+from vit_jax.errors import DataError, NonFiniteError, WeightsError
 from vit_jax.shown_log import without_info_log
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
@@ -31,7 +31,7 @@ from vit_jax.storage.paths import user_path
 if TYPE_CHECKING:
     import numpy as np
 
-    from vit_jax.interop.export import Classifier
+    from vit_jax.interop.load import Loaded
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list: the classes of each image below its name (default for up to 3 images); table:"
         " a line per image (default for more); json: an object per line; csv: with a header",
     )
-    parser.add_argument("--json", action="store_true", help="the same as --format=json")
     add_load_arguments(parser)
 
 
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
     use_compile_cache()
     images = _find_images(args.images)
-    model = _open_model(args, overrides)
+    model = load_model(args.model, args, overrides)
     if not model.num_classes:
         raise WeightsError(
             f"{args.model} has no head", "a model with classes", "use a fine-tuned one"
@@ -85,29 +84,11 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     height, width = model.image_size
     if height != width:
         raise WeightsError(f"image size {height}x{width}", "a square image", "give --image_size")
-    chosen = args.format or ("list" if len(images) <= 3 else "table")
     found = _classify(images, model, names, args)
     with without_info_log():
-        _print(found, "json" if args.json else chosen, min(args.top, len(names)))
+        chosen = args.format or ("list" if len(images) <= 3 else "table")
+        _print(found, chosen, min(args.top, len(names)))
     return 0
-
-
-def _open_model(args: argparse.Namespace, overrides: list[str]) -> "Classifier":
-    from vit_jax.interop.export import SUFFIX, as_classifier, open_exported
-
-    if not args.model.endswith(SUFFIX):
-        return as_classifier(load_model(args.model, args, overrides))
-    # What is exported has its sizes and options.
-    given = ("image_size", "patch_size", "num_classes", "grid", "normalization", "new_head")
-    flags = [f"--{name}" for name in given if getattr(args, name)]
-    flags += [f"--model.{text}" for text in overrides]
-    if flags:
-        raise ConfigError(
-            f"{flags[0]} with the exported file {args.model}",
-            "no option of the model, which is exported with its sizes",
-            "leave it out, or give it to python -m vit_jax export",
-        )
-    return open_exported(user_path(args.model))
 
 
 def _find_images(given: Sequence[str]) -> list[tuple[str, Path | bytes, bool]]:
@@ -149,7 +130,7 @@ def _find_images(given: Sequence[str]) -> list[tuple[str, Path | bytes, bool]]:
 
 def _classify(
     images: Sequence[tuple[str, Path | bytes, bool]],
-    model: "Classifier",
+    model: "Loaded",
     names: tuple[str, ...],
     args: argparse.Namespace,
 ) -> Iterator[_Found]:
@@ -166,7 +147,7 @@ def _classify(
 
     view = dataclasses.replace(model.view, crop=args.crop or model.view.crop)
     preprocess = Preprocess(model.image_size, **dataclasses.asdict(view))
-    probabilities = jax.jit(lambda pixels: jax.nn.softmax(model.logits(pixels)))
+    probabilities = jax.jit(lambda pixels: jax.nn.softmax(model.model(pixels)))
     size = min(_BATCH_SIZE, len(images))
 
     def pixels_of(image: tuple[str, Path | bytes, bool]) -> "np.ndarray | None":

@@ -16,10 +16,8 @@ from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import bytes_on_device
 from vit_jax.parallel.slices import slice_of_devices
-from vit_jax.plan.buffers import Buffer, find_buffers
 from vit_jax.plan.cudnn import attention_flops
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.movers import Mover, find_movers
 from vit_jax.plan.traffic import Collectives, count_bytes, find_collectives
 from vit_jax.train.chips import Chip, Roofline, Work
 from vit_jax.train.program import Program, build_program
@@ -47,13 +45,11 @@ class Memory:
             requested.
         program: size of the instructions, of constants, and of results that do not overwrite an
             argument.
-        buffers: temporaries alive at the peak; empty if the step did not compile.
     """
 
     state: dict[str, int]
     temporaries: int
     program: int
-    buffers: tuple[Buffer, ...]
 
     @property
     def total(self) -> int:
@@ -77,7 +73,6 @@ class Plan:
     compile_s: float  # to trace and compile the step
     compiled: bool  # False if the compiler ran out of the chip's memory
     choice: StepChoice
-    movers: tuple[Mover, ...] = ()  # of bytes of device memory, the largest first
     slices: int = 1  # slices or nodes
 
     @property
@@ -152,18 +147,15 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         wanted = _requested_memory(str(error))
         if wanted is None:
             raise
-        memory = Memory(state, wanted, 0, ())
+        memory = Memory(state, wanted, 0)
     seconds = time.perf_counter() - begin
     collectives: list[Collectives] = []
-    movers: list[Mover] = []
     traffic, received, between, unknown_loops, kernel_flops = None, None, None, 0, 0
     if compiled is not None:
-        text = compiled.as_text() or ""
-        parsed = parse(text)
+        parsed = parse(compiled.as_text() or "")
         collectives = find_collectives(parsed, len(devices), slices)
-        memory = _memory(state, compiled, tuple(find_buffers(parsed, text)), devices[0].platform)
+        memory = _memory(state, compiled, devices[0].platform)
         traffic = float(count_bytes(parsed))
-        movers = find_movers(parsed)
         kernel_flops = attention_flops(parsed)
         received = sum(c.received for c in collectives)
         between = sum(c.between for c in collectives) if len(set(slices)) > 1 else None
@@ -184,7 +176,6 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
         seconds,
         compiled is not None,
         program.choice,
-        tuple(movers),
         len(set(slices)),
     )
 
@@ -199,9 +190,7 @@ def _requested_memory(message: str) -> int | None:
     return int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1)) if match else 0
 
 
-def _memory(
-    state: dict[str, int], compiled: Any, buffers: tuple[Buffer, ...], platform: str
-) -> Memory:
+def _memory(state: dict[str, int], compiled: Any, platform: str) -> Memory:
     stats: Any = compiled.memory_analysis()
     # Arrays are padded to whole tiles on the device.
     padding = max(stats.argument_size_in_bytes - sum(state.values()), 0)
@@ -221,7 +210,7 @@ def _memory(
     # does not include temporaries.
     if platform == "gpu":
         program += max(peak - sum(state.values()) - temporaries - program, 0)
-    return Memory(state, temporaries, program, buffers)
+    return Memory(state, temporaries, program)
 
 
 def _state_bytes(program: Program) -> dict[str, int]:

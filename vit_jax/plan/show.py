@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vit_jax.plan.estimate import Plan
@@ -35,20 +34,13 @@ _DCN_NOTE = (
 _UNKNOWN = "unknown"
 
 
-def show_plan(plan: Plan, console: Console, assumed_mfu: float, movers: int = 0) -> None:
-    """Prints a plan, with `movers` of the largest movers of memory.
-
-    `assumed_mfu` is for the last estimate of the whole run.
-    """
+def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
+    """Prints a plan. `assumed_mfu` is for the last estimate of the whole run."""
     _print(console, _title(plan), "bold")
     _print(console, _subtitle(plan))
     _print(console, f"step: {plan.choice}")
     console.print(_memory_table(plan))
-    if plan.memory.buffers:
-        console.print(_buffer_table(plan))
     console.print(_step_table(plan))
-    if movers and plan.movers:
-        console.print(_mover_table(plan, movers))
     if plan.collectives:
         console.print(_collective_table(plan))
     console.print(_run_table(plan, assumed_mfu))
@@ -93,19 +85,6 @@ def _memory_table(plan: Plan) -> Table:
     return table
 
 
-def _buffer_table(plan: Plan) -> Table:
-    table = plain_table(
-        "largest temporaries at the memory peak", right=("arrays", "size"), left="made in"
-    )
-    for one in plan.memory.buffers[: _ROWS + 2]:
-        table.add_row(one.shape, f"{one.count}", _format_bytes(one.bytes), one.part)
-    rest = plan.memory.buffers[_ROWS + 2 :]
-    if rest:
-        count = sum(b.count for b in rest)
-        table.add_row("others", f"{count}", _format_bytes(sum(b.bytes for b in rest)), "")
-    return table
-
-
 def _step_table(plan: Plan) -> Table:
     work, bound, chip = plan.work, plan.roofline, plan.chip
     extra = work.executed_flops / work.model_flops - 1
@@ -134,25 +113,6 @@ def _step_table(plan: Plan) -> Table:
         if name == "best case" and bound.limited_by and seconds is not None:
             note = f"{note} at most, {bound.limited_by}-bound"
         table.add_row(f"[bold]{name}", "", "", f"[bold]{_format_ms(seconds)}", note)
-    return table
-
-
-def _mover_table(plan: Plan, count: int) -> Table:
-    """Returns the largest movers. Names of operations are long, so that their lines may wrap."""
-    table = plain_table("most bytes moved", right=("of all", "runs"), left="by")
-    table.columns[-1].no_wrap = False
-    table.columns[-1].overflow = "fold"
-    total = sum(mover.bytes for mover in plan.movers)
-
-    def add(size: int, runs: int, text: str) -> None:
-        table.add_row(f"{_format_si(size)}B", f"{size / total:.1%}", f"{runs:,}", text)
-
-    for one in plan.movers[:count]:
-        name = f"{one.op_name or 'added by XLA'} ({one.opcode})"
-        add(one.bytes, one.runs, f"{escape(name)}\n[dim]{escape(one.shapes)}")
-    rest = plan.movers[count:]
-    if rest:
-        add(sum(m.bytes for m in rest), sum(m.runs for m in rest), f"{len(rest)} others")
     return table
 
 
