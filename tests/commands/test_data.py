@@ -1,6 +1,5 @@
 import json
 import shutil
-import sys
 
 import pytest
 from image_files import encoded, write_folder
@@ -151,26 +150,6 @@ def test_an_interrupted_prepare_exits_with_75_and_resumes(capsys, photos, tmp_pa
         assert main(arguments) == 75
     assert main(arguments) == 0
     assert "is written: train 20" in capsys.readouterr().out
-
-
-def test_convert_skips_array_record_and_needs_google_crc32c(
-    capsys, digits_dir, tmp_path, monkeypatch
-):
-    data = f"--data_dir={digits_dir}"
-    out = run(capsys, "convert", "digits", data)
-    assert "is already array_record: 1,797 examples" in out
-    here = tmp_path / "old" / "1.0.0"
-    here.mkdir(parents=True)
-    for path in (digits_dir / "digits" / "1.0.0").glob("*.json"):
-        text = path.read_text().replace('"array_record"', '"tfrecord"')
-        text = text.replace('"digits"', '"old"').replace("vit_jax.data.builders.digits", "gone")
-        (here / path.name).write_text(text)
-    monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    old = f"--data_dir={tmp_path}"
-    assert "pip install google-crc32c" in fail(capsys, "convert", "old", old)[1]
-    assert f"data convert old --data_dir={tmp_path}" in fail(capsys, "check", "old", old)[1]
-    assert "data convert NAME" in run(capsys, "list", old)
-    assert json.loads(run(capsys, "info", "old", old, "--json"))["format"] == "tfrecord"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from data.files import upload, write_tfrecords
+from data.files import upload
 from image_files import write_folder
 from processes import run_command
 
@@ -129,20 +129,3 @@ def test_check_finds_a_changed_shard(gcs, photos, capsys):
     code, said = run(capsys, "check", "photos", f"--data_dir={url}", "--json")
     assert code == 2
     assert list(json.loads(said)["damaged_files"]) == [shard.name]
-
-
-@pytest.mark.parametrize("to", [None, "copy"])
-def test_tfrecords_are_converted_beside_the_old_files_or_into_a_copy(
-    to, bucket, digits_dir, capsys
-):
-    write_tfrecords(user_path(bucket.url) / "data" / "pixels" / "1.0.0", digits_dir)
-    data, copy = f"{bucket.url}/data", f"{bucket.url}/{to or 'data'}"
-    code, said = run(
-        capsys, "convert", "pixels", f"--data_dir={data}", *([f"--to={copy}"] if to else [])
-    )
-    assert (code, f"{copy}/pixels/1.0.0 is written" in said) == (0, True)
-    source = TfdsSource("pixels", "test", copy)
-    expected = TfdsSource("digits", "test[:110]", str(digits_dir))
-    assert source.read(range(110)) == expected.read(range(110))
-    code, said = run(capsys, "convert", "pixels", f"--data_dir={copy}")
-    assert (code, "already array_record" in said) == (0, True)

@@ -183,8 +183,9 @@ def test_a_tfrecord_dataset_is_refused_with_the_command_that_converts_it(other_d
     with pytest.raises(DataError) as caught:
         TfdsSource("pixels", "train", str(folder))
     assert caught.value.got == "dataset pixels/1.0.0 is stored as tfrecord"
+    path = folder / "pixels" / "1.0.0"
     assert caught.value.fix == (
-        f"run: python -m vit_jax data convert pixels:1.0.0 --data_dir={folder}"
+        f"run: tfds convert_format --dataset_version_dir={path} --out_file_format=array_record"
     )
 
 

@@ -1,10 +1,9 @@
-"""List, inspect, check, pack and convert datasets.
+"""List, inspect, check and pack datasets.
 
     python -m vit_jax data list --data_dir=DATA
     python -m vit_jax data info cifar10 --data_dir=DATA
     python -m vit_jax data check PHOTOS
     python -m vit_jax data prepare PHOTOS --name=photos --data_dir=DATA --short_side=256
-    python -m vit_jax data convert imagenet2012 --data_dir=DATA
 
 `info` and `check` take a TFDS name, a folder of images, a CSV file of path,label, or with
 --source=huggingface a name or folder of the `datasets` package. `check` decodes every image, lists
@@ -17,9 +16,6 @@ Run the same command again to resume after an interruption. With --short_side=S 
 images (bicubic; JPEG quality 95) and rotates them by their EXIF orientation.
 
 FOLDER, CSV file, DATA and DIR may be in a bucket: gs://BUCKET/... or s3://BUCKET/....
-
-`convert` converts a TFRecord dataset to ArrayRecord (extra `prepare`). The new files are written
-beside the old ones, or with --to=DIR into a copy.
 """
 
 import argparse
@@ -53,10 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info = commands.add_parser("info", help="show features, splits, classes, format, fingerprint")
     check = commands.add_parser("check", help="decode every image")
     prepare = commands.add_parser("prepare", help="pack images into ArrayRecord shards")
-    convert = commands.add_parser("convert", help="convert TFRecord to ArrayRecord")
-    for sub in (info, check, convert):
-        sub.add_argument("name", metavar="NAME", help="dataset; info and check also take a path")
-    for sub in (listing, info, check, prepare, convert):
+    for sub in (info, check):
+        sub.add_argument("name", metavar="NAME", help="dataset, or its path")
+    for sub in (listing, info, check, prepare):
         sub.add_argument("--data_dir", help="TFDS folder; default as for data.data_dir")
     for sub in (listing, info, check):
         sub.add_argument("--json", action="store_true", help="print one JSON object")
@@ -83,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--shard_mb", type=positive_int, default=256, help="MB per shard (256)")
     prepare.add_argument("--on_bad_example", choices=("error", "skip"), default="error")
     prepare.add_argument("--threads", type=positive_int, help="default: one per core")
-    convert.add_argument("--to", metavar="DIR", help="TFDS folder for a copy")
 
 
 def _fraction(text: str) -> float:
@@ -104,13 +98,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "the arguments of python -m vit_jax data",
             "see python -m vit_jax data --help",
         )
-    commands = {
-        "list": _list,
-        "info": _info,
-        "check": _check,
-        "prepare": _prepare,
-        "convert": _convert,
-    }
+    commands = {"list": _list, "info": _info, "check": _check, "prepare": _prepare}
     try:
         commands[args.what](args)
     except KeyboardInterrupt:
@@ -122,6 +110,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 def _list(args: argparse.Namespace) -> None:
     from vit_jax.data.catalogue import bundled_missing, list_datasets
     from vit_jax.data.sources import default_data_dir
+    from vit_jax.data.sources.tfds import convert_command
 
     folder = user_path(args.data_dir) if args.data_dir else default_data_dir()
     if args.data_dir and not folder.is_dir():
@@ -155,8 +144,7 @@ def _list(args: argparse.Namespace) -> None:
         table.add_row(name, "", "", "", "prepared on first use")
     _print(f"datasets in {folder}", table)
     if not all(e.readable for e in entries):
-        command = f"python -m vit_jax data convert NAME --data_dir={folder}"
-        print(f"tfrecord datasets have to be converted for training: {command}")
+        print(f"tfrecord datasets have to be converted for training: {convert_command('PATH')}")
 
 
 def _info(args: argparse.Namespace) -> None:
@@ -196,14 +184,14 @@ def _shown(value: Any) -> str:
 
 def _check(args: argparse.Namespace) -> None:
     from vit_jax.data.check import check_split, dataset_warnings, wrong_checksums
+    from vit_jax.data.sources.tfds import convert_command
 
     facts, sources = _open(args)
     if not sources:
-        where = f" --data_dir={args.data_dir}" if args.data_dir else ""
         raise DataError(
             f"{args.name} is stored as {facts['format']}",
             "array_record",
-            f"run: python -m vit_jax data convert {args.name}{where}",
+            f"run: {convert_command(facts['path'])}",
         )
     wrong = wrong_checksums(user_path(facts["path"])) if "path" in facts else []
     reports = [check_split(source, split, args.threads) for split, source in sources.items()]
@@ -268,18 +256,6 @@ def _opens(name: str, data_dir: Path, path: Path) -> bool:
         return user_path(str(open_builder(name, str(data_dir)).data_path)) == path
     except DataError:
         return False
-
-
-def _convert(args: argparse.Namespace) -> None:
-    from vit_jax.data.prepare.tfrecord import convert
-    from vit_jax.data.sources.tfds import open_builder
-
-    destination = None if args.to is None else user_path(args.to)
-    if destination is not None:
-        check_output_folder(destination)
-    done = convert(open_builder(args.name, args.data_dir), destination)
-    state = "is already array_record" if done.was_complete else "is written as array_record"
-    print(f"{done.path} {state}: {done.examples:,} examples")
 
 
 def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]]:

@@ -1,1 +1,1 @@
-"""Writes TFDS-format ArrayRecord shards from images or from TFRecord shards."""
+"""Writes TFDS-format ArrayRecord shards from images."""

@@ -383,17 +383,20 @@ def _open_split(builder: Any, split: str, cache: BlockCache | None, **options: A
     try:
         source = builder.as_data_source(split=split, **options)
     except NotImplementedError:
-        full_name, folder = builder.info.full_name, user_path(str(builder.data_path))
-        depth = len(Path(full_name).parts)
+        info = builder.info
         raise DataError(
-            f"dataset {full_name} is stored as {builder.info.file_format.value}",
+            f"dataset {info.full_name} is stored as {info.file_format.value}",
             "array_record, which can be read at random",
-            f"run: python -m vit_jax data convert {_name_with_version(full_name)}"
-            f" --data_dir={folder.parents[depth - 1]}",
+            f"run: {convert_command(builder.data_path)}",
         ) from None
     if cache is not None:
         source.data_source = _records_in_bucket(builder, split, cache)
     return source
+
+
+def convert_command(path: Any) -> str:
+    """Returns the command of TFDS that writes a TFRecord dataset as ArrayRecord, beside it."""
+    return f"tfds convert_format --dataset_version_dir={path} --out_file_format=array_record"
 
 
 def _records_in_bucket(builder: Any, split: str, cache: BlockCache) -> BucketRecords:
@@ -438,12 +441,6 @@ def _errors_of_buckets() -> Iterator[None]:
         yield
     except OSError as error:
         raise bucket_error(error) from None
-
-
-def _name_with_version(full_name: str) -> str:
-    """Returns "cifar10:3.0.2" for "cifar10/3.0.2"."""
-    name, _, version = full_name.rpartition("/")
-    return f"{name}:{version}"
 
 
 def _checksums(builder: Any) -> list[str]:
