@@ -10,7 +10,7 @@ from vit_jax.train.program import build_program
 from vit_jax.train.signals import StopSignals
 
 # Sections and keys that a program does not depend on.
-_SECTIONS = ("checkpoint", "logging", "profile", "divergence", "early_stopping", "fewshot")
+_SECTIONS = ("checkpoint", "logging", "profile", "early_stopping", "fewshot")
 _EVALUATION_KEYS = (
     "splits", "final_splits", "interval_steps", "interval_epochs", "interval_examples",
 )  # fmt: skip

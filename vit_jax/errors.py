@@ -127,8 +127,6 @@ class WeightsError(UserError):
 class DivergenceError(UserError):
     """A training run whose loss or gradient is no longer finite."""
 
-    skip_batches = 0  # when training continues from the last checkpoint
-
 
 class NonFiniteError(UserError):
     """Weights, outputs or figures that are NaN or infinite."""

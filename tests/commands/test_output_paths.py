@@ -13,7 +13,6 @@ IN_THE_WAY = [
     ["analyze", "missing.npz", "--output=FILE"],
     ["analyze", "missing.npz", "--output=FILE/inside"],
     ["convert", "missing.npz", "FILE/weights.npz", "--format=vision_transformer"],
-    ["data", "convert", "missing", "--to=FILE"],
     ["data", "prepare", "missing", "--data_dir=FILE"],
 ]
 

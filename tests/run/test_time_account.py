@@ -138,12 +138,6 @@ def test_a_log_that_lags_behind_the_checkpoint_gives_its_seconds_back_from_idle(
     second.close("stopped")
 
 
-def test_a_rewind_in_one_session_counts_as_lost(tmp_path, clock):
-    account, saved = session(tmp_path, clock, steps=12)
-    account.resume(*saved)
-    assert of(account) == {"steps": 7.0, "lost": 5.0, "saving": 0.25}
-
-
 def test_a_line_that_a_kill_cut_off_is_deleted(tmp_path, clock):
     session(tmp_path, clock, steps=6, event="stopped")
     before = read_sessions(tmp_path)

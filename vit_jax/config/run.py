@@ -72,18 +72,6 @@ class LoggingConfig(Section):
     """Content of examples-HOST.jsonl for each step: a "hash" of the example ids, or "all" ids."""
 
 
-class DivergenceConfig(Section):
-    """What to do when the loss, a gradient or an update is not finite."""
-
-    rewinds: int = option(0, at_least=0)
-    """How many times to return to the last checkpoint before the run stops. Each time, the
-    batches since that checkpoint and `skip_steps` more are skipped (arXiv:2204.02311, section
-    5.1). With 0 the run stops at once.
-    """
-    skip_steps: int = option(100, at_least=1)
-    """Batches to skip after the step that diverged."""
-
-
 # The key `task`, and the sections that tasks add, e.g. `loss`.
 _literal: Any = Literal
 _meaning = "What the model learns; `vit_jax/tasks` has a folder for each."
@@ -142,7 +130,6 @@ class Config(_TaskSections):
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
     logging: LoggingConfig = section(LoggingConfig, changes_result=False)
     profile: ProfileConfig = section(ProfileConfig, changes_result=False)
-    divergence: DivergenceConfig = section(DivergenceConfig, changes_result=False)
     mesh: MeshConfig = section(MeshConfig)
 
     @property

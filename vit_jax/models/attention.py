@@ -244,7 +244,7 @@ def attention_weights(
     if mask is not None:  # Not -inf, so that a query without any key gets finite weights.
         logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
     if valid_tokens is not None:
-        real = jnp.arange(key.shape[1]) < jnp.reshape(jnp.asarray(valid_tokens), (-1, 1))
+        real = jnp.arange(key.shape[1])[None] < jnp.reshape(jnp.asarray(valid_tokens), (-1, 1))
         logits = jnp.where(real[:, None, None], logits, -jnp.inf)
     return softmax(logits)
 

@@ -62,7 +62,7 @@ class RunContext:
 
     def open_feed(self, step: int) -> Feed:
         """Returns this host's rows of the batches after `step`, loaded in the background."""
-        data, skipped_batches = self.config.data, self.start.skipped_batches
+        data = self.config.data
         return train_batches(
             cached(self.source, data.cache_mb),
             self.program.task.train_preprocessing,
@@ -70,8 +70,8 @@ class RunContext:
                 data, data.global_batch_size, host_rows(self.program.mesh, data.global_batch_size)
             ),
             seed=self.config.seed,
-            start_step=step + skipped_batches,
-            end_step=self.program.total_steps + skipped_batches,
+            start_step=step,
+            end_step=self.program.total_steps,
             order=self.order,
             sizes=self.program.padded_preprocessing,
             shares=self.config.flexible.shares,
@@ -119,14 +119,12 @@ def open_context(
     folder: RunFolder,
     stop: StopSignals,
     account: TimeAccount,
-    skipped_batches: int | None,
     *,
     verbose: bool = True,
 ) -> Iterator[RunContext]:
     """Restores or initialises a run, and opens its outputs.
 
-    `account` is opened in the run folder and told where the run continues. `skipped_batches` counts
-    the batches to skip after a rewind; None: the number in the checkpoint.
+    `account` is opened in the run folder and told where the run continues.
     """
     config, program, training = inputs.config, inputs.program, inputs.training
     with contextlib.ExitStack() as stack:
@@ -138,8 +136,6 @@ def open_context(
         start = restore_or_init(program, checkpoints, training.source)
         if start.step:
             account.move(time.perf_counter() - begin, "restore")
-        if skipped_batches is not None:
-            start = dataclasses.replace(start, skipped_batches=skipped_batches)
         folder.write_config()
         if folder.is_writer:
             account.open(folder.path)

@@ -1,7 +1,6 @@
 """The training loop."""
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from vit_jax.config.task import task_config
 from vit_jax.data.arrays import cut_to
 from vit_jax.data.loader import on_device
 from vit_jax.data.suspicious import training_warnings
-from vit_jax.errors import DivergenceError
 from vit_jax.parallel.mesh import to_devices
 from vit_jax.parallel.processes import barrier, on_first_host
 from vit_jax.run.folder import RunFolder
@@ -53,8 +51,7 @@ def train(
         verbose: whether to print the progress.
 
     Raises:
-        DivergenceError: loss, gradient or update are not finite, after all rewinds that the config
-            allows.
+        DivergenceError: loss, gradient or update are not finite.
         Stopped: the run was asked to stop; its state is saved.
     """
     account = TimeAccount(began_s)
@@ -67,8 +64,11 @@ def train(
         if folder.is_writer:
             _warn_of_data(inputs)
             _warn_of_average(inputs.config, inputs.program.total_steps)
-        with _closing(account):
-            result = _train_with_rewinds(inputs, folder, stop, account, verbose)
+        with (
+            _closing(account),
+            open_context(inputs, folder, stop, account, verbose=verbose) as context,
+        ):
+            result = _train(context)
         result["seconds"] = account.seconds()
         folder.write_json("result.json", result)
     return result
@@ -113,29 +113,6 @@ def _closing(account: TimeAccount) -> Iterator[None]:
     account.close("finished")
 
 
-def _train_with_rewinds(
-    inputs: RunInputs, folder: RunFolder, stop: StopSignals, account: TimeAccount, verbose: bool
-) -> dict[str, Any]:
-    """Trains to the end. Returns to the last checkpoint after each divergence but the last."""
-    config, skipped_batches = inputs.config.divergence, None
-    opened = functools.partial(open_context, inputs, folder, stop, account, verbose=verbose)
-    for rewind in range(config.rewinds):
-        try:
-            with opened(skipped_batches=skipped_batches) as context:
-                return _train(context)
-        except DivergenceError as error:
-            skipped_batches = error.skip_batches
-            log.warning(
-                "%s: returning to the last checkpoint and skipping %d batches (rewind %d of %d)",
-                error.got,
-                skipped_batches,
-                rewind + 1,
-                config.rewinds,
-            )
-    with opened(skipped_batches=skipped_batches) as context:
-        return _train(context)
-
-
 def _train(context: RunContext) -> dict[str, Any]:
     """Trains from `context.start` to the end; returns the content of result.json."""
     logger = LogHook(context)
@@ -172,7 +149,7 @@ def _run_steps(
     with context.account.part("steps"), context.open_feed(step) as feed:
         logger.restart_clock()
         while not context.is_last(step):
-            program = context.program.at(step + context.start.skipped_batches)
+            program = context.program.at(step)
             step += 1
             host_batch = logger.next_batch(feed)
             sized = cut_to(on_device(host_batch), program.task.train_preprocessing)

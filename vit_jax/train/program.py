@@ -66,10 +66,7 @@ class Program:
     variants: Mapping[str, "Program"] = dataclasses.field(default_factory=dict)
 
     def at(self, batch: int) -> "Program":
-        """Returns the variant that is drawn for a training batch.
-
-        Batches that a rewind skips count.
-        """
+        """Returns the variant that is drawn for a training batch."""
         if not self.variants:
             return self
         shares = self.config.flexible.shares

@@ -29,7 +29,6 @@ class Start:
     state: TrainState
     step: int  # number of updates made
     elapsed_s: float  # time that earlier sessions of this run took
-    skipped_batches: int = 0  # after divergences; step s reads batch s + skipped_batches
     report: LoadReport | None = None  # None: the run does not start from other weights
     early_stopping: dict[str, Any] | None = None  # its saved state; None: a new run, or off
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -85,7 +84,6 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         state,
         found.step,
         found.data["elapsed_s"],
-        found.data.get("left_out", 0),
         early_stopping=found.data.get("early_stopping"),
         seconds=found.data.get("seconds", {}),
         logging_intervals=found.data.get("logging_intervals", ()),

@@ -118,8 +118,6 @@ class LogHook:
         values["train/compile_time_s"] = self._compile_time_s
         if self._context.config.data.on_bad_example == "skip":
             values["train/skipped_examples"] = len(self._skipped)
-        if self._context.start.skipped_batches:
-            values["train/batches_left_out"] = self._context.start.skipped_batches
         self._context.metrics.write(step, values)
         self._context.progress.show_step(step, values)
 
@@ -144,12 +142,9 @@ class LogHook:
                 continue
             context.checkpoints.wait()
             kept = context.checkpoints.steps()
-            error = DivergenceError(
+            raise DivergenceError(
                 f"{name} is {values[name]} at step {step}",
                 "a finite number",
-                "lower the learning rate, clip gradients, use float32 or set divergence.rewinds;"
-                f" the last good checkpoint is {f'step {kept[-1]}' if kept else 'none'}",
+                "lower the learning rate, clip gradients or use float32; the last good checkpoint"
+                f" is {f'step {kept[-1]}' if kept else 'none'}",
             )
-            skipped = context.start.skipped_batches + context.config.divergence.skip_steps
-            error.skip_batches = skipped + step - (kept[-1] if kept else 0)
-            raise error

@@ -68,7 +68,6 @@ class SaveHook:
             data_position(context.config, context.source, step)
             | {
                 "elapsed_s": time.perf_counter() - context.begin_s,
-                "left_out": context.start.skipped_batches,
                 "seconds": context.account.seconds(),
                 "logging_intervals": context.logged.intervals,
                 "evaluated": self._evaluation.evaluated,
