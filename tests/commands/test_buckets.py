@@ -90,7 +90,7 @@ def test_checkpoint(root, capsys):
 def test_predict(root, capsys):
     (root / "classes.txt").write_text("\n".join(f"thing {n}" for n in range(10)))
     photos = [f"{root}/photos/{name}" for name in ("a 1.png", "b#2.png")]
-    arguments = [*photos, f"--model={root}/run", f"--classes={root}/classes.txt", "--json"]
+    arguments = [*photos, f"--model={root}/run", f"--classes={root}/classes.txt", "--format=json"]
     assert main(["predict", *arguments]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["image"] for row in rows] == photos
