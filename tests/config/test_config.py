@@ -120,11 +120,6 @@ def test_classes_are_balanced_once():
         Config.from_mapping(mapping(**{key: value}))
 
 
-def test_a_warmup_needs_an_average():
-    with pytest.raises(ConfigError, match=r"'ema_warmup' is True without 'ema_decay'"):
-        Config.from_mapping(mapping(ema_warmup=True))
-
-
 def test_a_new_name_of_the_model_drops_the_sizes_of_the_file(caplog):
     content = mapping(model={"name": "ViT-Ti/8", "width": 128, "depth": 6, "pooling": "gap"})
     override_key(content, "model.name", "ViT-Ti/8")
@@ -235,7 +230,6 @@ def test_only_keys_that_change_the_result_count_as_differences():
     harmless = mapping(
         data__data_dir="/elsewhere",
         data__num_threads=3,
-        data__prefetch_batches=1,
         checkpoint__keep_last=3,
         logging__tensorboard=False,
         mesh__tensor=1,

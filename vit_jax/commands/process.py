@@ -17,7 +17,6 @@ _HOST_KEYS = (
     "data.cache_mb",
     "data.cache_dir",
     "data.cache_dir_gb",
-    "data.prefetch_batches",
     "compile_cache",
 )
 

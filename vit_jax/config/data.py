@@ -214,8 +214,6 @@ class DataConfig(Section):
     """
     cache_dir_gb: float = option(50.0, at_least=0, changes_result=False)
     """Largest size of `cache_dir` in gigabytes. Of larger datasets a part is kept; 0: nothing."""
-    prefetch_batches: int = option(4, at_least=1, changes_result=False)
-    """Batches that the loader prepares ahead."""
 
     def check(self) -> None:
         pad = self.augment.pad_pixels

@@ -117,8 +117,6 @@ class Config(_TaskSections):
     """
     ema_decay: float | None = option(None, above=0, below=1)
     """Decay of the exponential moving average of the parameters (Polyak); None: no average."""
-    ema_warmup: bool = option(False)
-    """Start with a short average: the decay of step t is at most (1 + t) / (10 + t)."""
     init_from: str | None = option(None)
     """Weights to start from: a run folder, a checkpoint, a published npz, or timm's or Hugging
     Face's files; a local path, hf:// or gs://. `init` has options for adapting them to the model.
@@ -153,10 +151,6 @@ class Config(_TaskSections):
                 "no EMA, because this optimizer averages the parameters itself",
                 "unset ema_decay or choose another optimizer",
                 key="ema_decay",
-            )
-        if self.ema_warmup and self.ema_decay is None:
-            raise ConfigError(
-                "is True without 'ema_decay'", "an average", "set ema_decay", key="ema_warmup"
             )
         check_task(self)
         check_flexible(self)

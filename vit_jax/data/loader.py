@@ -26,6 +26,8 @@ from vit_jax.rng import draw_index, generator
 
 # Rows that one thread loads at a time.
 _CHUNK_ROWS = 32
+# Batches that are prepared ahead.
+_PREFETCH = 4
 # Cores that the threads of one process can keep busy.
 _CORES_PER_PROCESS = 8
 # After this many bad examples in a row the whole dataset is considered bad.
@@ -84,7 +86,7 @@ def batch_spec(data: DataConfig, batch_size: int, rows: Sequence[int]) -> BatchS
         rows=rows,
         num_threads=data.num_threads,
         num_workers=data.num_workers,
-        prefetch=data.prefetch_batches,
+        prefetch=_PREFETCH,
         repeats=data.augment.repeats,
         on_bad_example=data.on_bad_example,
     )

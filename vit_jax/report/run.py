@@ -41,7 +41,7 @@ _INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot
 # Config keys that change where a run is stored or how it is logged, but not what is trained.
 _BOOKKEEPING = re.compile(
     r"seed|(checkpoint|logging|profile)(\..*)?|.*\.(data_dir|num_threads|num_workers|hash"
-    r"|prefetch_batches|cache_mb|cache_dir|cache_dir_gb)|mesh\..*|evaluation\.(batch_size|interval_.*)"
+    r"|cache_mb|cache_dir|cache_dir_gb)|mesh\..*|evaluation\.(batch_size|interval_.*)"
     r"|init_from.*|compiler_options.*|compile_cache|load.*"
 )
 

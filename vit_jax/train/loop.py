@@ -85,13 +85,13 @@ def _warn_of_data(inputs: RunInputs) -> None:
 
 def _warn_of_average(config: Config, total_steps: int) -> None:
     """Logs a warning if much of the final average is the initial parameters."""
-    if config.ema_decay is None or config.ema_warmup:
+    if config.ema_decay is None:
         return
     initial = config.ema_decay**total_steps
     if initial > _LARGEST_INITIAL_SHARE:
         log.warning(
             "ema_decay %g averages over %s steps, and the run has %s: the final average is %.0f %%"
-            " initial parameters; use a smaller ema_decay or set ema_warmup=true",
+            " initial parameters; use a smaller ema_decay",
             config.ema_decay,
             f"{1 / (1 - config.ema_decay):,.0f}",
             f"{total_steps:,}",

@@ -41,10 +41,6 @@ def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> N
     ):
         fix = f"set a smaller {key} or data.image_size"
         check_fits(size * side**2 * 3 // hosts, f"a batch of {size:,} {shown}", fix, **host)
-    waiting = data.prefetch_batches * data.global_batch_size * side**2 * 3 // hosts
-    if config.train_steps is None or config.train_steps > data.prefetch_batches:
-        what = f"{data.prefetch_batches:,} prefetched batches of {data.global_batch_size:,} {shown}"
-        check_fits(waiting, what, "set a smaller data.prefetch_batches", **host)
     if data.augment.crop == "pad":
         pad, fix = data.augment.pad_pixels, "set a smaller data.augment.pad_pixels"
         what = f"an image of {side:,} x {side:,} pixels with {pad:,} around it"

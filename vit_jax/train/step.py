@@ -78,10 +78,7 @@ def make_train_step(
         elif config.optimizer.averages_parameters:
             ema = schedule_free_params(opt_state, params)
         elif config.ema_decay is not None:
-            decay = config.ema_decay
-            if config.ema_warmup:
-                decay = jnp.minimum(decay, (1 + state.step) / (10 + state.step))
-            ema = optax.incremental_update(params, ema, 1 - decay)
+            ema = optax.incremental_update(params, ema, 1 - config.ema_decay)
         metrics = {
             "train/loss": loss,
             "train/learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
