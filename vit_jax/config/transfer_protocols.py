@@ -43,32 +43,32 @@ class Task:
     splits: Mapping[Stage, tuple[str, str, str]]
     steps: int
     learning_rates: tuple[float, ...]
-    group: str = ""  # of VTAB: "natural", "specialized" or "structured"; "" for other datasets
-    label_key: str | None = None  # feature that holds the class, if there are several
-    label_rule: str | None = None  # see `data.sources.label_rules`
-    small_images: bool = False  # smaller than 96 x 96 pixels
-    flip: bool = True  # a mirrored image keeps its class
-    crop: bool = True  # a crop of the image keeps its class
+    group: str  # of VTAB: "natural", "specialized" or "structured"; "" for other datasets
+    label_key: str | None  # feature that holds the class, if there are several
+    label_rule: str | None  # see `data.sources.label_rules`
+    small_images: bool  # smaller than 96 x 96 pixels
+    flip: bool  # a mirrored image keeps its class
+    crop: bool  # a crop of the image keeps its class
 
 
 _SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
 
 
-def percent_splits(percent: int, test: str = "test") -> dict[Stage, tuple[str, str, str]]:
+def percent_splits(percent: int) -> dict[Stage, tuple[str, str, str]]:
     """Returns the splits of both stages; dev is the last `percent` percent of "train".
 
     >>> percent_splits(2)["dev"]
     ('train[:98%]', 'dev', 'train[98%:]')
     """
     dev = (f"train[:{100 - percent}%]", "dev", f"train[{100 - percent}%:]")
-    return {"dev": dev, "test": ("train", "test", test)}
+    return {"dev": dev, "test": ("train", "test", "test")}
 
 
-# Steps and rates of the paper's recipe: arXiv:2010.11929, Table 4; sizes: the TFDS catalogue. ImageNet
-# is reported on its validation split. VTAB-1k selects with 800 training and 200 dev examples, then
-# trains on all 1,000; in the order of Table 9. Source: arXiv:1910.04867, section 2.2 and appendix A;
-# TFDS configs as in github.com/google-research/task_adaptation. Labels of structured tasks are
-# positions, counts and angles: no flips and crops.
+# Source: arXiv:2010.11929, Table 4; sizes: the TFDS catalogue. ImageNet is reported on its
+# validation split. VTAB-1k, in the order of Table 9, selects with 800 training and 200 dev examples,
+# then trains on all 1,000. Source: arXiv:1910.04867, section 2.2 and appendix A; TFDS configs as in
+# github.com/google-research/task_adaptation. Labels of structured tasks are positions, counts and
+# angles, which a flip or crop would change.
 TABLE = Path(__file__).with_name("transfer_tasks.csv")
 
 
