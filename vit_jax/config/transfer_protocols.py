@@ -66,9 +66,9 @@ def percent_splits(percent: int) -> dict[Stage, tuple[str, str, str]]:
 
 # Source: arXiv:2010.11929, Table 4; sizes: the TFDS catalogue. ImageNet is reported on its
 # validation split. VTAB-1k, in the order of Table 9, selects with 800 training and 200 dev
-# examples, then trains on all 1,000. Source: arXiv:1910.04867, section 2.2 and appendix A; TFDS configs as in
-# github.com/google-research/task_adaptation. Labels of structured tasks are positions, counts and
-# angles, which a flip or crop would change.
+# examples, then trains on all 1,000. Source: arXiv:1910.04867, section 2.2 and appendix A; TFDS
+# configs as in github.com/google-research/task_adaptation. Labels of structured tasks are
+# positions, counts and angles, which a flip or crop would change.
 TABLE = Path(__file__).with_name("transfer_tasks.csv")
 
 
