@@ -69,7 +69,7 @@ def test_memory_of_a_gpu_includes_its_constants(platform, temporaries, program):
         peak_memory_in_bytes=4500,
     )
     compiled = types.SimpleNamespace(memory_analysis=lambda: stats)
-    memory = _memory({"parameters": 1000}, compiled, (), platform)
+    memory = _memory({"parameters": 1000}, compiled, platform)
     assert (memory.temporaries, memory.program) == (temporaries, program)
     assert memory.total == 1000 + temporaries + program
 

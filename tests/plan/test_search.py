@@ -43,7 +43,7 @@ def toy(config):
         SIZES,
         10,
         1,
-        Memory({"parameters": total}, 0, 0, ()),
+        Memory({"parameters": total}, 0, 0),
         work,
         (),
         0,
