@@ -28,7 +28,7 @@ _AGAINST = {"x": "pretrain_exaflops", "log_x": True}
 # Model -> learning rate of the lengths that do not choose theirs: what the third length has chosen.
 SMALL_MODELS = {
     "Pico": {"ViT-Pico/4": 6e-3, "R+ViT-Pico/4": 6e-3, "BiT-R-Pico": 6e-3},
-    "Nano": {"ViT-Nano/4": 6e-3, "R+ViT-Nano/4": 6e-3, "BiT-R-Nano": 6e-3},
+    "Nano": {"ViT-Nano/4": 2.5e-3, "R+ViT-Nano/4": 2.5e-3, "BiT-R-Nano": 6e-3},
 }
 # Images seen.
 SMALL_LENGTHS = {
