@@ -1,5 +1,6 @@
 import jax.numpy as jnp
 import pytest
+import shared_programs
 from processes import UNMIXED
 
 from vit_jax.config.file import load_config
@@ -21,6 +22,7 @@ def test_a_diverged_run_names_the_step_and_its_last_checkpoint(digits_dir, tmp_p
             ready | {"image": jnp.where(step == 7, jnp.nan, ready["image"])},
         )[-1]
 
+    monkeypatch.setattr(shared_programs, "_programs", {})  # Other tests do not get this one.
     monkeypatch.setattr(classification, "make_prepare", poisoned)
     overrides = [
         f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.splits={}",
