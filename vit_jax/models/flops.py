@@ -22,8 +22,8 @@ def count_macs(jaxpr: core.Jaxpr) -> int:
     """Returns the multiply-accumulates of a program's matmuls and convolutions.
 
     Other operations, such as additions and normalisations, are not counted. The body of a scan is
-    counted once per iteration, that of a Pallas kernel once per step of its grid, and a conditional
-    as its most expensive branch. A while loop with matmuls is an error, because its number of
+    counted once per iteration, that of a Pallas kernel once per step of its grid, that of a
+    shard_map once per shard, and a conditional as its most expensive branch. A while loop with matmuls is an error, because its number of
     iterations is unknown.
     """
     total = 0
@@ -46,6 +46,9 @@ def count_macs(jaxpr: core.Jaxpr) -> int:
             total += max(inner)
         elif kind == "pallas_call":
             total += sum(inner) * math.prod(eqn.params["grid_mapping"].grid)
+        elif kind == "shard_map":
+            sizes = eqn.params["mesh"].shape
+            total += sum(inner) * math.prod(sizes[axis] for axis in eqn.params["newly_manual_axes"])
         else:
             total += sum(inner) * eqn.params.get("length", 1)
     return total
