@@ -23,8 +23,8 @@ def count_macs(jaxpr: core.Jaxpr) -> int:
 
     Other operations, such as additions and normalisations, are not counted. The body of a scan is
     counted once per iteration, that of a Pallas kernel once per step of its grid, that of a
-    shard_map once per shard, and a conditional as its most expensive branch. A while loop with matmuls is an error, because its number of
-    iterations is unknown.
+    shard_map once per shard, and a conditional as its most expensive branch. A while loop with
+    matmuls is an error, because its number of iterations is unknown.
     """
     total = 0
     for eqn in jaxpr.eqns:
