@@ -56,7 +56,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = page.file.src_uri
     folder = posixpath.dirname(here)
     if page.file.generated_by is not None:  # A page of the repository, or made above.
-        return _LINK.sub(lambda match: match[1] + match[2].replace("../docs/", "../"), markdown)
+        return _LINK.sub(
+            lambda match: match[1] + re.sub(r"(^|\.\./)docs/", r"\1", match[2]), markdown
+        )
 
     def replace(match: re.Match[str]) -> str:
         target = match[2]

@@ -60,6 +60,16 @@ def folder_with_files(tmp_path_factory, finished):
     return folder
 
 
+def is_a_family(family):
+    """The family of the page makes models with logits and two feature maps."""
+    options = family.options(name="Bag-64/4", width=8)
+    sizes = {"num_classes": 3, "image_size": (8, 12)}
+    model = family.build(options, **sizes, key=jax.random.key(0))
+    images = np.zeros((2, 8, 12, 3), np.float32)
+    maps = [found.shape for found in model.features(images, layers=(0, 1))]
+    return model(images).shape == (2, 3) and maps == [(2, 2, 3, 8)] * 2
+
+
 CAPTURED = {"attention_weights", "pre_logits"}
 # What each Python example leaves behind: (page, number of the block) -> check.
 RESULTS = {
@@ -74,6 +84,7 @@ RESULTS = {
     ("docs/how-to/models.md", 1): lambda names: (
         [m.shape for m in names["maps"]] == [(1, 14, 14, 192)] * 4
     ),
+    ("docs/how-to/model-family.md", 0): lambda names: is_a_family(names["BAG"]),
     ("docs/how-to/sweeps.md", 0): lambda names: len(list(names["get_sweep"]())) == 3,
     ("docs/how-to/weights.md", 0): lambda names: (
         names["model"].head.linear.kernel.shape == (192, 37)
