@@ -331,8 +331,6 @@ def test_a_wrong_name_lists_what_is_there(digits_url):
 def test_what_cannot_be_in_a_bucket_is_an_error(digits_dir, tmp_path):
     with pytest.raises(FileError, match=r"data\.cache_dir at gs://.*; expected a local path"):
         open_training_data(config(digits_dir, tmp_path, cache_dir="gs://bucket/cache"))
-    with pytest.raises(FileError, match=r"data\.source=huggingface at gs://bucket/data"):
-        open_training_data(config("gs://bucket/data", tmp_path, source="huggingface"))
 
 
 def test_the_bundled_dataset_is_prepared_in_a_bucket(bucket, digits_dir):

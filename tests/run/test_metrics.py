@@ -8,7 +8,6 @@ import pytest
 
 from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
-from vit_jax.run.logged_steps import LoggedSteps
 from vit_jax.run.metrics import ExampleLog, MetricsWriter, example_hash, read_metrics
 from vit_jax.storage.log_file import read_log
 from vit_jax.storage.paths import user_path
@@ -119,43 +118,6 @@ def test_a_line_without_a_step_or_with_text_is_damaged(bad, tmp_path, caplog):
     assert [row["step"] for row in read_metrics(path)] == [1, 3, 4]
     (aside,) = tmp_path.glob("metrics-damaged-*.jsonl")
     assert aside.read_text() == bad + "\n"
-
-
-@pytest.mark.parametrize(
-    ("there", "start_step", "told"),
-    [
-        ([], 20, "steps 5 to 20"),
-        ([20], 20, "steps 5 to 15"),
-        ([5, 15, 20], 20, "step 10"),
-        ([5, 10, 15, 20], 20, None),
-        ([5, 10, 15, 20, 25], 17, None),
-        ([], 4, None),
-    ],
-)
-def test_a_resumed_run_tells_which_steps_have_no_line(there, start_step, told, tmp_path, caplog):
-    write(tmp_path, there)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 10, "time": 1.0, "eval/test/loss": 1.0}\n')
-    steps = LoggedSteps(40, ((0, 5),)).up_to(start_step)
-    logged = {"train/loss": steps, "eval/": [step for step in steps if step == 10]}
-    with MetricsWriter(tmp_path, PLAIN, start_step=start_step, run_config={}, logged=logged):
-        pass
-    path = tmp_path / "metrics.jsonl"
-    assert caplog.messages == ([f"{path} has no train/loss for {told}"] if told else [])
-
-
-def test_a_resumed_run_tells_which_evaluations_have_no_line(tmp_path, caplog):
-    with writer(tmp_path, PLAIN) as made:
-        made.write(10, {"train/loss": 0.5})
-        made.write(20, {"eval/test/loss": 0.5})
-        made.write(20, {"knn/pets/accuracy_top1": 0.5})
-    logged = {"eval/": [10, 20], "knn/": [10, 20]}
-    with MetricsWriter(tmp_path, PLAIN, start_step=20, run_config={}, logged=logged):
-        pass
-    path = tmp_path / "metrics.jsonl"
-    assert caplog.messages == [
-        f"{path} has no eval/* for step 10", f"{path} has no knn/* for step 10"
-    ]  # fmt: skip
 
 
 def test_tensorboard_holds_the_same_scalars(tmp_path):

@@ -26,7 +26,6 @@ NO_USER_PATHS = {
     "data/prepare/shards.py: Path(stack.enter_context(tempfile.TemporaryDirectory()))": (
         "a temporary folder"
     ),
-    "data/sources/huggingface.py: Path(image['path'])": "an image in the cache of `datasets`",
     "data/sources/image_files.py: Path(entry.path)": "an entry of a local folder",
     "data/sources/tfds.py: Path(local)": "a temporary folder",
     "data/sources/tfds.py: Path(part.filename)": "a file of a dataset, of which the name is used",

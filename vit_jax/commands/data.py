@@ -5,11 +5,10 @@
     python -m vit_jax data check PHOTOS
     python -m vit_jax data prepare PHOTOS --name=photos --data_dir=DATA --short_side=256
 
-`info` and `check` take a TFDS name, a folder of images, a CSV file of path,label, or with
---source=huggingface a name or folder of the `datasets` package. `check` decodes every image, lists
-unreadable ones, and verifies checksums if the dataset has them. It exits with code 2 if it finds a
-problem. It warns of splits with one class or one example, classes without training examples, images
-of one colour, and images that are in two splits.
+`info` and `check` take a TFDS name, a folder of images, or a CSV file of path,label.
+`check` decodes every image, lists unreadable ones, and verifies checksums if the dataset has them.
+It exits with code 2 if it finds a problem. It warns of splits with one class or one example,
+classes without training examples, images of one colour, and images that are in two splits.
 
 `prepare` packs a folder of images, or one tar file per class, into TFDS-format ArrayRecord shards.
 Run the same command again to resume after an interruption. With --short_side=S it shrinks larger
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for sub in (info, check):
         sub.add_argument(
             "--source",
-            choices=("tfds", "folder", "csv", "huggingface", "captioned"),
+            choices=("tfds", "folder", "csv", "captioned"),
             help="default: folder or csv if the path NAME exists, else tfds",
         )
         sub.add_argument("--image_key")
@@ -265,12 +264,6 @@ def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]
     keys: dict[str, Any] = {"image_key": args.image_key, "label_key": args.label_key}
     if kind == "tfds":
         return _open_tfds(args.name, args.data_dir, keys)
-    if kind == "huggingface":
-        from vit_jax.data.sources.huggingface import open_splits
-
-        name, folder = (path.name, args.name) if path.is_dir() else (args.name, args.data_dir)
-        sources = open_splits(name, folder, **keys)
-        return {"source": kind, "path": folder or name}, dict(sources)
     from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
     from vit_jax.data.sources.folder import FolderSource
     from vit_jax.data.sources.listing import list_images

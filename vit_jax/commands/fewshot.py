@@ -258,7 +258,7 @@ def _datasets(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
         found[name] = {"name": own, "source": kind, **where, **flags}
     if args.data_dir is not None:
         for section in found.values():
-            if section.get("source", "tfds") in ("tfds", "huggingface"):
+            if section.get("source", "tfds") == "tfds":
                 section["data_dir"] = args.data_dir
     return found
 

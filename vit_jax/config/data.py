@@ -6,7 +6,7 @@ from vit_jax.config.captions import CaptionsConfig
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option, section
 
-SourceKind = Literal["tfds", "folder", "csv", "huggingface", "captioned"]
+SourceKind = Literal["tfds", "folder", "csv", "captioned"]
 LabelRule = Literal[
     "clevr_count", "clevr_distance", "dsprites_location", "dsprites_orientation", "kitti_distance"
 ]
@@ -155,17 +155,16 @@ class DataConfig(Section):
 
     source: SourceKind = option("tfds")
     """Kind of dataset: TFDS-prepared data, a folder of images (one subfolder or tar file per
-    class), a CSV file of path,label, the `datasets` package, or images with captions (a CSV or
+    class), a CSV file of path,label, or images with captions (a CSV or
     JSONL file, or tar files in WebDataset's layout, see `data.sources.captioned`).
     """
     name: str = option()
-    """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits"); Hugging Face
-    name, e.g. "uoft-cs/cifar10"; any name for folder and csv.
+    """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits"); any name for
+    folder and csv.
     """
     data_dir: str | None = option(None, changes_result=False)
     """Folder of TFDS-prepared data (None: TFDS_DATA_DIR or ~/tensorflow_datasets), the folder
-    of images, the CSV file, or a folder saved by `datasets` (None: load it by name). All but the
-    last may be in a bucket, gs://BUCKET/... or s3://BUCKET/....
+    of images, or the CSV file. They may be in a bucket, gs://BUCKET/... or s3://BUCKET/....
     """
     train_split: str = option("train")
     """TFDS split string or a preset, see `data.sources.splits`."""

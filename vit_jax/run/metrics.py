@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from vit_jax.config.run import LoggingConfig
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.rng import splitmix64
-from vit_jax.run.logged_steps import missing_steps
 from vit_jax.storage.log_file import LogFile, read_log, read_log_end
 from vit_jax.storage.paths import cache_dir, is_bucket
 
@@ -65,9 +64,7 @@ class MetricsWriter:
     """Writes the scalars of a run.
 
     A resumed run writes the lines of steps after `start_step` again, so they are deleted first.
-    `logged` maps how the name of a metric starts to the steps up to `start_step` that should have
-    it; a warning names those that have none. Only the first host writes, so others are not
-    `enabled`.
+    Only the first host writes, so others are not `enabled`.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class MetricsWriter:
         *,
         start_step: int,
         run_config: dict[str, Any],
-        logged: Mapping[str, Sequence[int]] | None = None,
         enabled: bool = True,
     ):
         self._path = workdir / "metrics.jsonl"
@@ -92,7 +88,6 @@ class MetricsWriter:
             if config.tensorboard:
                 self._tensorboard = _EventFile(workdir / "tensorboard", start_step)
             self._log = LogFile(self._path, lambda row: row["step"] <= start_step, _is_row)
-            self._warn_of_missing(logged or {})
         if wandb is not None:
             # The id depends on the folder, so that a resumed run continues the same W&B run.
             if is_bucket(workdir):
@@ -122,17 +117,6 @@ class MetricsWriter:
         finally:
             if self._wandb is not None:
                 self._wandb.finish()
-
-    def _warn_of_missing(self, logged: Mapping[str, Sequence[int]]) -> None:
-        if not any(logged.values()):
-            return
-        rows = read_metrics(self._path)
-        for start, steps in logged.items():
-            found = {row["step"] for row in rows if any(name.startswith(start) for name in row)}
-            missing = missing_steps(steps, found)
-            if missing:
-                what = f"{start}*" if start.endswith("/") else start
-                log.warning("%s has no %s for %s", self._path, what, missing)
 
     def evaluation_at(self, step: int, prefixes: str | tuple[str, ...]) -> dict[str, float]:
         """Returns the metrics of a step with these prefixes that are already in the file."""

@@ -1,6 +1,5 @@
 """Notices collapse: a model without labels can learn to give all images the same features."""
 
-import logging
 from collections.abc import Mapping
 
 import jax
@@ -10,15 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.evaluation.loop import Totals
 
-log = logging.getLogger(__name__)
-
 METRIC = "feature_std"
 """Name of the metric, after "train/"."""
-
-COLLAPSED = 0.02
-"""A run with a smaller `feature_std` has collapsed. Source: ours, measured on CIFAR-10; see
-experiments/no_labels/README.md.
-"""
 
 
 def feature_std(features: Float[Array, "B D"]) -> Float[Array, ""]:
@@ -65,24 +57,3 @@ class DirectionTotals(Totals):
         # The mean square of directions is 1.
         variance = 1 - float(np.sum(np.square(self._sum / self._examples)))
         return {METRIC: max(variance, 0.0) ** 0.5, "examples": self._examples}
-
-
-class CollapseWarning:
-    """Logs one warning when the features of a run have collapsed."""
-
-    def __init__(self):
-        self._warned = False
-
-    def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        value = metrics.get(f"train/{METRIC}")
-        if value is None or value >= COLLAPSED or self._warned:
-            return
-        self._warned = True
-        log.warning(
-            "train/%s is %.3g at step %d, below %g: the features of all images are nearly the same"
-            " (collapse); lower the learning rate, or look at the temperatures and the centring",
-            METRIC,
-            value,
-            step,
-            COLLAPSED,
-        )

@@ -19,7 +19,6 @@ from vit_jax.parallel.mesh import host_rows
 from vit_jax.parallel.processes import StopAgreement
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.folder import RunFolder
-from vit_jax.run.logged_steps import LoggedSteps
 from vit_jax.run.metrics import ExampleLog, MetricsWriter
 from vit_jax.run.time_account import FILE as SESSIONS
 from vit_jax.run.time_account import TimeAccount
@@ -46,7 +45,6 @@ class RunContext:
     start: Start
     folder: Path
     checkpoints: CheckpointFolder
-    logged: LoggedSteps
     metrics: MetricsWriter
     examples: ExampleLog
     progress: ProgressView
@@ -148,15 +146,11 @@ def open_context(
                 start.report.print()
         if training.manifest is not None:
             folder.write_json("subset.json", training.manifest)
-        logged = LoggedSteps.resumed(
-            program.total_steps, start.logging_intervals, start.step, config.logging.interval_steps
-        )
         metrics = MetricsWriter(
             folder.path,
             config.logging,
             start_step=start.step,
             run_config=config.to_mapping(),
-            logged={"train/loss": logged.up_to(start.step), **start.evaluated_before},
             enabled=folder.is_writer,
         )
         examples = ExampleLog(
@@ -178,7 +172,6 @@ def open_context(
             start=start,
             folder=folder.path,
             checkpoints=checkpoints,
-            logged=logged,
             metrics=stack.enter_context(metrics),
             examples=stack.enter_context(examples),
             progress=stack.enter_context(progress),

@@ -117,7 +117,7 @@ def _train(context: RunContext) -> dict[str, Any]:
     """Trains from `context.start` to the end; returns the content of result.json."""
     logger = LogHook(context)
     evaluation = EvaluateHook(context, logger)
-    save = SaveHook(context, logger, evaluation)
+    save = SaveHook(context, logger)
     context.progress.upcoming |= {
         "evaluation": evaluation.next_step,
         "save": lambda step: save.next_step(context, step),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,17 +32,6 @@ class Start:
     report: LoadReport | None = None  # None: the run does not start from other weights
     early_stopping: dict[str, Any] | None = None  # its saved state; None: a new run, or off
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    logging_intervals: Sequence[Sequence[int]] = ()
-    # How the names of metrics start, e.g. "eval/" -> steps that were evaluated.
-    evaluated: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def evaluated_before(self) -> dict[str, list[int]]:
-        """The evaluations of earlier steps. That of this step is made again if it is missing."""
-        return {
-            name: [step for step in steps if step < self.step]
-            for name, steps in self.evaluated.items()
-        }
 
 
 def saved_items(program: Program) -> dict[str, Any]:
@@ -86,8 +75,6 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         found.data["elapsed_s"],
         early_stopping=found.data.get("early_stopping"),
         seconds=found.data.get("seconds", {}),
-        logging_intervals=found.data.get("logging_intervals", ()),
-        evaluated=found.data.get("evaluated", {}),
     )
 
 

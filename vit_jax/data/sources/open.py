@@ -9,7 +9,6 @@ from vit_jax.config.run import Config
 from vit_jax.data.sources.base import LABEL_ONLY, LabelledSource, Source
 from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
 from vit_jax.data.sources.folder import FolderSource
-from vit_jax.data.sources.huggingface import HuggingFaceSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.data.sources.subset import take_subset
 from vit_jax.data.sources.tfds import TfdsSource
@@ -60,8 +59,6 @@ def open_source(
             features=features,
             cache=data_cache(data),
         )
-    if data.source == "huggingface":
-        return HuggingFaceSource(data.name, split, data.data_dir, **keys, features=features)
     empty_files = "error" if data.on_bad_example == "error" else "keep"
     what = {"csv": "the CSV file", "folder": "the folder of images"}.get(
         data.source, "the images with captions"

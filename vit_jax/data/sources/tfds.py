@@ -206,7 +206,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         raise DataError(
             f"dataset name {name!r} has the namespace {namespace[1]!r}, whose code TFDS would run",
             "NAME, NAME:VERSION or NAME/CONFIG:VERSION",
-            "for a Hugging Face dataset, set data.source=huggingface",
+            "for a Hugging Face dataset, save its images as a folder and set data.source=folder",
         )
     _check_features(folder / base)
     try:

@@ -1,6 +1,5 @@
 """Evaluates splits and frozen features at intervals and at the end."""
 
-import bisect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,16 +25,10 @@ _FEATURE_PREFIXES = ("fewshot/", "knn/", "linear_probe/")
 
 
 class EvaluateHook:
-    """Evaluates and writes metrics. Those that an earlier session wrote are read instead.
-
-    Attributes:
-        evaluated: how the names of metrics start, e.g. "eval/" -> steps of the run that were
-            evaluated, ascending.
-    """
+    """Evaluates and writes metrics. Those that an earlier session wrote are read instead."""
 
     def __init__(self, context: RunContext, log: LogHook):
         self._context, self._log = context, log
-        self.evaluated = {name: [*steps] for name, steps in context.start.evaluated.items()}
         evaluators = context.evaluators
         self._splits = self._of_splits(evaluators.splits, evaluators.of_task)
         self._final_splits = self._of_splits(evaluators.final_splits)
@@ -43,7 +36,6 @@ class EvaluateHook:
             context,
             lambda params: evaluators.features(params, context.stop_requested),
             _FEATURE_PREFIXES,
-            self._note,
         )
 
     def after_step(self, context: RunContext, output: StepOutput) -> None:
@@ -115,12 +107,6 @@ class EvaluateHook:
         with self._context.account.part("saving"):
             self._context.checkpoints.wait()
 
-    def _note(self, step: int, metrics: Mapping[str, float]) -> None:
-        for start in {f"{name.partition('/')[0]}/" for name in metrics}:
-            steps = self.evaluated.setdefault(start, [])
-            if step not in steps:
-                bisect.insort(steps, step)
-
     def _of_splits(
         self, evaluator: SplitEvaluator, of_task: Evaluator | None = None
     ) -> "_Evaluation":
@@ -139,9 +125,7 @@ class EvaluateHook:
             return None if more is None else found | more
 
         prefixes = [f"eval/{name}/" for name in evaluator.names]
-        return _Evaluation(
-            context, evaluate, prefixes + (of_task.prefixes if of_task else []), self._note
-        )
+        return _Evaluation(context, evaluate, prefixes + (of_task.prefixes if of_task else []))
 
     def _splits_due(self, step: int) -> bool:
         every = self._context.evaluators.splits_every
@@ -176,8 +160,7 @@ class _Evaluation:
     """One kind of evaluation and its latest metrics.
 
     `evaluate` returns None if the run was asked to stop meanwhile. `prefixes` start the names of
-    its metrics. `note` gets metrics that are in metrics.jsonl. `step` is -1 before the first
-    evaluation.
+    its metrics. `step` is -1 before the first evaluation.
     """
 
     def __init__(
@@ -185,10 +168,8 @@ class _Evaluation:
         context: RunContext,
         evaluate: Callable[[Any], dict[str, float] | None],
         prefixes: Sequence[str],
-        note: Callable[[int, dict[str, float]], None],
     ):
         self._context, self._evaluate, self._prefixes = context, evaluate, tuple(prefixes)
-        self._note = note
         self.step, self.metrics = -1, dict[str, float]()
 
     def read(self, step: int) -> None:
@@ -201,7 +182,6 @@ class _Evaluation:
         )
         if found:
             self.step, self.metrics = step, found
-            self._note(step, found)
 
     def run(self, step: int, params: Any) -> None:
         """Evaluates and writes the metrics, unless this was done at this step or the run stops."""
@@ -216,7 +196,6 @@ class _Evaluation:
         if metrics:
             _warn_of_non_finite(step, metrics)
             self._context.metrics.write(step, metrics)
-            self._note(step, metrics)
             self._context.progress.show_evaluation(step, metrics)
 
 

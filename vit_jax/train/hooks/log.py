@@ -13,7 +13,6 @@ import numpy as np
 from vit_jax.data.loader import Feed
 from vit_jax.errors import DataError, DivergenceError
 from vit_jax.run.compile_cache import watch_compile_cache
-from vit_jax.tasks.collapse import CollapseWarning
 from vit_jax.train.context import RunContext, StepOutput
 from vit_jax.train.memory_needs import check_step
 from vit_jax.train.telemetry import DeviceClock, Telemetry
@@ -39,7 +38,6 @@ class LogHook:
         self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self._skipped: set[int] = set()
         self._compile_time_s = 0.0
-        self._collapse = CollapseWarning()
 
     def compile_steps(self) -> None:
         """Compiles a step for each size, and prints the sizes of the run and how long this took."""
@@ -108,8 +106,8 @@ class LogHook:
             self._telemetry.count_step()
             self._context.account.step = step
             self._context.progress.advance(step, values["train/loss"], self._telemetry.speed)
-            if step in self._context.logged:
-                self._collapse.check(step, values)
+            interval = self._context.config.logging.interval_steps
+            if step % interval == 0 or self._context.is_last(step):
                 self._write(step, values)
 
     def _write(self, step: int, values: dict[str, float]) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 from vit_jax.config.durations import duration_in_steps, is_due, next_due
 from vit_jax.train.context import RunContext, StepOutput
-from vit_jax.train.hooks.evaluate import EvaluateHook
 from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.start import data_position
 
@@ -16,8 +15,8 @@ DEFAULT_INTERVAL = 1000
 class SaveHook:
     """Saves checkpoints."""
 
-    def __init__(self, context: RunContext, log: LogHook, evaluation: EvaluateHook):
-        self._log, self._evaluation = log, evaluation
+    def __init__(self, context: RunContext, log: LogHook):
+        self._log = log
         self._saved = context.start.step or -1
         config = context.config
         self._interval = (
@@ -69,8 +68,6 @@ class SaveHook:
             | {
                 "elapsed_s": time.perf_counter() - context.begin_s,
                 "seconds": context.account.seconds(),
-                "logging_intervals": context.logged.intervals,
-                "evaluated": self._evaluation.evaluated,
             }
             | context.early_stopping.to_json()
         )
