@@ -71,7 +71,7 @@ def test_all_commands_agree(draw, digits_dir, tmp_path, capfd, caplog):
         for damage in damages
     ]
     assert {kind for _, kind, _ in attacks} == {*DAMAGES}
-    for i, (file, kind, damage) in enumerate(draw.some(attacks, short=1)):
+    for i, (file, kind, damage) in enumerate(draw.some(attacks, few=1)):
         folder = shutil.copytree(digits_dir, tmp_path / f"data{i}")
         changed = damage((folder / file).read_bytes(), draw)
         if changed is None:
