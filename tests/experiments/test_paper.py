@@ -94,7 +94,7 @@ def test_the_cells_of_table_8_are_position_and_placement(plan_of):
     [
         ("data_size", "search", lambda config: 1, 1, 1.25),  # Models of equal cost.
         ("compute", "final", lambda config: config.train_examples, 15, 100),
-        ("head_norm_shape", "final", lambda config: 1, 15, 100),
+        ("head_norm_shape", "final", lambda config: 1, 15, 1000),
     ],
 )
 def test_small_models_span_the_compute_that_is_compared(
