@@ -2,18 +2,13 @@
 
 import ast
 import dataclasses
-import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from interop.files import assert_same_params, intermediates, params
+from interop.files import assert_same_params, intermediates, params, run_reference
 from random_models import run
 from weight_files import parameters, random_loaded, random_weights
 
@@ -190,30 +185,17 @@ with torch.no_grad():
     ],
 )
 def test_the_reference_library_loads_it_and_gives_equal_logits(tmp_path, format, script, options):
-    for package in ("torch", format):
-        if importlib.util.find_spec(package) is None:  # Not imported: timm here needs a stand-in.
-            pytest.skip(f"needs {package}: pip install -e .[interop]")
     ours = random_loaded(**options)
     save(ours, tmp_path / "there", format)
     np.save(tmp_path / "images.npy", IMAGES)
-    _run(script, tmp_path / "there", tmp_path / "images.npy", tmp_path / "logits.npy")
+    run_reference(
+        format, script, tmp_path / "there", tmp_path / "images.npy", tmp_path / "logits.npy"
+    )
     want = np.load(tmp_path / "logits.npy")
     with jax.default_matmul_precision("highest"):
         got = np.asarray(ours.model(IMAGES))
     assert np.abs(want).max() > 0.1
     np.testing.assert_allclose(got, want, atol=1e-4 * max(1, np.abs(want).max()), rtol=0)
-
-
-def _run(script, *arguments):
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": root},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_config_json_of_timm_has_every_size(tmp_path):
