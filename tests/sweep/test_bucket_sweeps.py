@@ -1,12 +1,10 @@
 """Sweeps whose folder is in a bucket: real processes around a stand-in trainer."""
 
-import signal
-
 import pytest
-from sweep_processes import STUB, finish, start, stub_command, wait_for
+from sweep_processes import STUB, stub_command
 
 from vit_jax.__main__ import main
-from vit_jax.run.job_folder import last_log_lines, local_folder, read_attempt, read_progress
+from vit_jax.run.job_folder import local_folder, read_attempt, read_progress
 from vit_jax.storage.lock import is_locked
 from vit_jax.storage.paths import user_path
 from vit_jax.sweep import executor
@@ -52,27 +50,3 @@ def test_a_failed_job_shows_its_log_and_is_run_again(gcs, stub, capsys):
     assert lines == ["begins at step 0", *(f"reason {n}" for n in range(40)), "begins at step 0"]
     assert read_progress(jobs / "tiny") == (5, None, {})
     assert not is_locked(user_path(f"{gcs.url}/sweep/.launcher"))
-
-
-@pytest.mark.slow
-def test_a_second_launcher_is_refused_and_ctrl_c_stops_and_saves(gcs, stub, cache, capsys):
-    workdir = user_path(f"{gcs.url}/sweep")
-    job = workdir / "jobs" / "tiny"
-    held = stub / "tiny.hold"
-    held.touch()
-    process = start(workdir, STUB, stub=stub)
-    wait_for(lambda: read_progress(job)[0] == 3)
-    assert main(["sweep", f"--sweep={STUB}", f"--workdir={workdir}"]) == 2
-    line = capsys.readouterr().err
-    assert line.startswith(
-        f"error: sweep folder {workdir} is in use by another launcher (process {process.pid} on "
-    )
-    assert last_log_lines(job) == ["begins at step 0"]  # From the local disk.
-    process.send_signal(signal.SIGINT)
-    code, out = finish(process)
-    assert code == 75, out
-    held.unlink()
-    assert main(["sweep", f"--sweep={STUB}", f"--workdir={workdir}"]) == 0
-    log = (job / "log.txt").read_text()
-    assert log == "begins at step 0\nstopped and saved at step 3\nbegins at step 3\n"
-    assert {path.name for path in cache.rglob("log.txt")} == set()
