@@ -3,11 +3,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from vit_jax.evaluation.linear_probe import (
-    probe_accuracies,
-    train_by_gradient,
-    train_by_lbfgs,
-)
+from vit_jax.evaluation.linear_probe import probe_accuracies, train_by_gradient, train_by_lbfgs
 
 STRENGTHS = [0.001, 0.1]
 

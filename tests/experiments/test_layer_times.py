@@ -12,10 +12,8 @@ from experiments.complexity.measure import (
     FORWARD,
     LayerTimer,
     Timing,
-    compile_timers,
     fit_growth,
     median_over_rounds,
-    num_heads,
 )
 from vit_jax.models.complexity import KINDS, Layer, count
 
@@ -80,14 +78,3 @@ def test_a_layer_maps_each_sequence_of_a_batch_by_itself(kind):
     tokens = jax.random.normal(jax.random.key(1), (3, 4, 8))
     apart = jnp.concatenate([kind.apply(layer, module, one[None]) for one in tokens])
     np.testing.assert_allclose(kind.apply(layer, module, tokens), apart, atol=1e-5)
-
-
-def test_the_arrays_of_a_layer_stay_finite():
-    for timer in compile_timers([4], [8], batch_size=2):
-        timer.prepare()
-        for leaf in jax.tree.leaves(timer.compiled(*timer.arrays)):
-            assert jnp.isfinite(leaf).all()
-
-
-def test_heads_divide_the_width_and_are_64_wide_or_wider():
-    assert [num_heads(width) for width in (32, 64, 100, 256, 768)] == [1, 1, 1, 4, 12]

@@ -93,30 +93,6 @@ def test_the_small_runs_are_those_of_the_committed_results():
             assert str(config[key]) == row[key]
 
 
-def test_a_run_trains_and_writes_a_run_folder(tmp_path):
-    run = script.Run(
-        "ring",
-        {},
-        "convolution",
-        8,
-        0,
-        convolution=script.ConvolutionOptions(features=2, taps=2, heads=2),
-        training=script.Training(120, learning_rate=0.03, warmup_steps=10, interval_steps=60),
-    )
-    result = script.execute(run, tmp_path)
-    assert json.loads((tmp_path / "result.json").read_text()) == result
-    assert result["step"] == 120
-    assert result["eval/test/relative_error"] < 0.3
-    # 2 heads x 8 offsets; values 2 x (2 x 2) and 4 biases; 4 x 2 and 2 biases out.
-    assert result["parameters"] == 16 + 12 + 10
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [60, 120, 120]
-    assert rows[1]["train/loss"] < rows[0]["train/loss"]
-    for name in ("config.json", "env.json", "job.json", "report/attention.csv"):
-        assert (tmp_path / name).stat().st_size > 10
-    assert (tmp_path / "report" / "attention.png").stat().st_size > 5000
-
-
 def test_association_marks_the_mapped_first_token():
     matrix = np.asarray(random_orthogonal(0, 5))
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(5), atol=1e-5)

@@ -97,16 +97,6 @@ def test_a_pattern_that_matches_the_whole_name_allows_an_unused_tensor(tmp_path,
     assert params(loaded.model).keys() == params(tiny_loaded.model).keys()
 
 
-def test_a_resampled_table_is_counted_with_both_shapes(tiny_path):
-    report = load(tiny_path, image_size=24).report
-    assert counts(report) == {Status.TAKEN: NAMES - 1, Status.RESIZED: 1}
-    assert (
-        Status.RESIZED,
-        "position_embedding/table",
-        "(1, 17, 16) -> (1, 37, 16)",
-    ) in report.entries
-
-
 def test_the_printed_table(tiny_path, capsys):
     """Brackets are not taken for rich's markup."""
     brackets = LoadReport("/runs/[/bold]x[1].npz", "npz", "ViT-Ti/4", 12_345_678)

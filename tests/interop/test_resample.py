@@ -14,10 +14,8 @@ from interop.files import (
     logits,
     params,
     tiny,
-    to_timm,
     write_golden,
     write_npz,
-    write_safetensors,
 )
 from random_models import random_model
 from weight_files import random_weights
@@ -303,13 +301,3 @@ def test_a_file_without_a_table_accepts_any_multiple_of_the_new_patch_size(tmp_p
     loaded = load(path, patch_size=4, image_size=12)
     assert loaded.model.grid == (3, 3)
     assert loaded.options.position_embedding == "sincos_2d"
-
-
-def test_a_table_of_timm_without_a_class_token_row_is_resampled(tmp_path):
-    tensors = to_timm(tiny())
-    tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
-    path = write_safetensors(tmp_path / "m.safetensors", tensors)
-    found = params(load(path, num_heads=HEADS, image_size=24).model)[TABLE]
-    np.testing.assert_array_equal(found[:, 0], 0)
-    want = apply([by_corners(4, 6)] * 2, tensors["pos_embed"], (4, 4), prefix=0)
-    np.testing.assert_allclose(found[:, 1:], want, atol=1e-5)
