@@ -1,9 +1,4 @@
-"""Fixtures of the attacks: what is attacked, and how much of it.
-
-python -m pytest tests/attacks                                # a short draw
-python -m pytest tests/attacks -m slow                        # up to 12 attacks of each kind
-ATTACKS=10000 ATTACK_SEED=1 python -m pytest tests/attacks -m slow   # everything, with a seed
-"""
+"""Fixtures of the attacks; `ATTACKS=100 ATTACK_SEED=1 pytest tests/attacks` makes more."""
 
 import jax
 import pytest
@@ -18,17 +13,9 @@ def _optax_promotes():
         yield
 
 
-@pytest.fixture(params=["short", pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.fixture
 def draw(request):
     """Which attacks of a kind are made."""
-    made = Draw(request.node.name, whole=request.param == "whole")
-    yield made
-    print(f"ATTACK_SEED={SEED}: {made.count} of {made.total} attacks")
-
-
-@pytest.fixture(params=[pytest.param("whole", marks=pytest.mark.slow)])
-def slow_draw(request):
-    """Like `draw`, for attacks that take many seconds each: only the slow tests make any."""
-    made = Draw(request.node.name, whole=True)
+    made = Draw(request.node.name)
     yield made
     print(f"ATTACK_SEED={SEED}: {made.count} of {made.total} attacks")

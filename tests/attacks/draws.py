@@ -8,42 +8,29 @@ from vit_jax.__main__ import main
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 """Seed of all attacks."""
-MANY = int(os.environ.get("ATTACKS", "5"))
-"""How many attacks of a kind the slow tests make at most."""
+MANY = int(os.environ.get("ATTACKS", "0"))
+"""How many attacks of a kind are made; 0: the few of the default tests."""
 
 
 class Draw:
-    """Draws the attacks of a test.
+    """Draws the attacks of a test; each test has its own random numbers."""
 
-    Args:
-        name: name of the test; each has its own random numbers.
-        whole: whether this is a slow test, which makes many attacks.
-    """
-
-    def __init__(self, name, *, whole):
-        self.whole, self.count, self.total = whole, 0, 0
+    def __init__(self, name):
+        self.count, self.total = 0, 0
         self.random = random.Random(f"{SEED} {name}")
-        print(f"ATTACK_SEED={SEED}")
 
-    def some(self, attacks, short):
-        """Returns at most `short` of the attacks; in a slow test, at most MANY."""
+    def some(self, attacks, few):
+        """Returns at most `few` of the attacks, or MANY."""
         attacks = list(attacks)
         self.total += len(attacks)
-        attacks = self.random.sample(attacks, min(MANY if self.whole else short, len(attacks)))
+        attacks = self.random.sample(attacks, min(MANY or few, len(attacks)))
         self.count += len(attacks)
         return attacks
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What a command has left.
-
-    Attributes:
-        code: exit code.
-        out: standard output.
-        err: standard error.
-        log: log lines.
-    """
+    """What a command has left: exit code, standard output and error, and log lines."""
 
     code: int
     out: str
@@ -63,7 +50,6 @@ class Commands:
         self._capfd, self._caplog = capfd, caplog
 
     def __call__(self, *arguments):
-        """Runs a command."""
         self._capfd.readouterr()
         self._caplog.clear()
         try:

@@ -53,45 +53,29 @@ def flip(path, at, bit):
 
 def test_a_flipped_bit_is_found_or_changes_nothing(draw, finished, tmp_path):
     at = shutil.copytree(finished / "checkpoints" / "30", tmp_path / "30")
-    good, found = read(at), 0
-    for name, byte, bit in draw.some(flips(at, draw), short=4):
+    good = read(at)
+    for name, byte, bit in draw.some(flips(at, draw), few=4):
         flip(at / name, byte, bit)
         try:
             about, items, arrays = read(at)
         except Exception:  # Orbax raises many classes; `train` and `eval` turn them into one line.
-            found += 1
+            assert verify_checkpoint(at, lambda line: None), (name, byte, bit)
         else:
+            assert verify_checkpoint(at, lambda line: None) == [], (name, byte, bit)
             assert (about, items) == good[:2], (name, byte, bit)
             for item, wanted in good[2].items():
                 for key, array in wanted.items():
                     np.testing.assert_array_equal(arrays[item][key], array, f"{name} {byte} {bit}")
         flip(at / name, byte, bit)
-    assert not draw.whole or found
     assert verify_checkpoint(at, lambda line: None) == []
 
 
-def test_verify_finds_what_a_resume_finds(slow_draw, finished, tmp_path):
-    at = shutil.copytree(finished / "checkpoints" / "30", tmp_path / "30")
-    for name, byte, bit in slow_draw.some(
-        slow_draw.random.sample(flips(at, slow_draw), 40), short=0
-    ):
-        flip(at / name, byte, bit)
-        try:
-            read(at)
-            damaged = False
-        except Exception:
-            damaged = True
-        assert bool(verify_checkpoint(at, lambda line: None)) == damaged, (name, byte, bit)
-        flip(at / name, byte, bit)
-
-
-def test_commands_refuse_it_with_one_line_or_agree(slow_draw, run, capfd, caplog):
+def test_commands_refuse_it_with_one_line_or_agree(draw, run, capfd, caplog):
     command, at = Commands(capfd, caplog), run / "checkpoints" / "30"
     good = command("eval", f"--workdir={run}", "--json")
     check(good, "no damage")
     assert good.code == 0
-    attacks = slow_draw.random.sample(flips(at, slow_draw), 24)
-    for name, byte, bit in slow_draw.some(attacks, short=0):
+    for name, byte, bit in draw.some(flips(at, draw), few=2):
         flip(at / name, byte, bit)
         outcome = command("eval", f"--workdir={run}", "--json")
         check(outcome, (name, byte, bit))

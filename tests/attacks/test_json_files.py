@@ -77,7 +77,7 @@ def json_files(folder):
     )
 
 
-def test_files_of_a_run_folder(slow_draw, finished, digits_dir, tmp_path, capfd, caplog):
+def test_files_of_a_run_folder(draw, finished, digits_dir, tmp_path, capfd, caplog):
     command = Commands(capfd, caplog)
     config = shutil.copy(finished / "config.json", tmp_path / "config.json")
     commands = {
@@ -91,10 +91,10 @@ def test_files_of_a_run_folder(slow_draw, finished, digits_dir, tmp_path, capfd,
     }
     attacks = [
         (file, about, text, name)
-        for file, about, text in attacks_on(finished, json_files(finished), slow_draw, 6)
+        for file, about, text in attacks_on(finished, json_files(finished), draw, 6)
         for name in commands
     ]
-    for i, (file, about, text, name) in enumerate(slow_draw.some(attacks, short=0)):
+    for i, (file, about, text, name) in enumerate(draw.some(attacks, few=3)):
         run = shutil.copytree(finished, tmp_path / f"{i}")
         put(run / file, text)
         before, arguments = content(run), list(commands[name])
@@ -121,32 +121,12 @@ def test_files_of_a_weights_folder(draw, tmp_path, capfd, caplog):
     command, good = Commands(capfd, caplog), tmp_path / "good"
     random_weights(good)
     for i, (file, about, text) in enumerate(
-        draw.some(attacks_on(good, json_files(good), draw, 12), short=5)
+        draw.some(attacks_on(good, json_files(good), draw, 12), few=5)
     ):
         folder = shutil.copytree(good, tmp_path / f"{i}")
         put(folder / file, text)
         before = content(folder)
-        for arguments in (
-            ["convert", folder, tmp_path / f"{i}.npz", "--format=vision_transformer"],
-            ["models", folder],
-        )[: 2 if draw.whole else 1]:
-            check(command(*arguments), f"{arguments[0]} with {file}: {about}")
+        there = tmp_path / f"{i}.npz"
+        check(command("convert", folder, there, "--format=vision_transformer"), f"{file}: {about}")
         assert content(folder) == before
         shutil.rmtree(folder)
-
-
-def test_files_of_a_sweep_folder(slow_draw, tmp_path, capfd, caplog):
-    """The jobs have results; `sweep` and `report` read what is there."""
-    from report.fake_runs import write_sweep
-
-    command, good = Commands(capfd, caplog), tmp_path / "good"
-    write_sweep(good)
-    files = [f for f in json_files(good) if "seed1" in f or f == "sweep.json"]
-    attacks = attacks_on(good, files, slow_draw, 3)
-    for file, about, text in slow_draw.some(slow_draw.random.sample(attacks, 40), short=0):
-        was = (good / file).read_bytes()
-        put(good / file, text)
-        outcome = command("report", good, f"--output={tmp_path / 'report'}")
-        check(outcome, f"report with {file}: {about}")
-        assert (good / file).read_bytes() == (text if isinstance(text, bytes) else text.encode())
-        (good / file).write_bytes(was)

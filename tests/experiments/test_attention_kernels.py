@@ -5,13 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import splash_attention
 
 from experiments.speed import attention_kernels
-
-pytestmark = pytest.mark.slow
 
 
 def test_outputs_and_gradients_equal_those_of_the_formula(monkeypatch):

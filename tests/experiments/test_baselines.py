@@ -36,13 +36,3 @@ def test_least_squares_is_ridge_regression_on_the_pixels(digits_dir, monkeypatch
     ridge = Ridge(alpha=2).fit(train[chosen], np.eye(10)[labels[chosen]])
     accuracy = (ridge.predict(test).argmax(1) == wanted).mean()
     assert found["fewshot/digits/5_shot/accuracy_top1"] == pytest.approx(accuracy, abs=0.011)
-
-
-def test_rows_are_run_folders_that_a_report_reads(tmp_path):
-    from vit_jax.__main__ import main
-
-    pixels.write(
-        tmp_path, "cifar10/480", {"linear_probe/cifar10/accuracy_top1": 0.25}, images="480"
-    )
-    assert main(["report", str(tmp_path), f"--output={tmp_path / 'page'}"]) == 0
-    assert "25.00" in (tmp_path / "page/report.md").read_text()

@@ -36,7 +36,6 @@ def test_one_run_that_failed_hardly_changes_the_law():
     np.testing.assert_allclose(found.loss(1e5, 1e7), LAW.loss(1e5, 1e7), rtol=0.01)
 
 
-@pytest.mark.slow
 def test_the_interval_of_the_bootstrap_holds_the_truth_and_shrinks_with_the_noise():
     widths = []
     for noise in (0.02, 0.002):
@@ -55,7 +54,6 @@ def test_too_few_runs_are_refused():
         fit_law(np.full(20, 1e5), EXAMPLES, LAW.loss(1e5, EXAMPLES))
 
 
-@pytest.mark.slow
 def test_the_script_prints_costs_ratios_and_predictions(tmp_path, capsys):
     """Training on an example costs 6 floating-point operations a parameter."""
     rows = pd.DataFrame({"parameters": SIZES, "examples_seen": EXAMPLES, "stage": "final"})

@@ -5,24 +5,17 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 from flax import nnx
 
 from experiments.complexity.measure import (
-    BACKWARD,
     FORWARD,
     LayerTimer,
     Timing,
-    compile_timers,
     fit_growth,
-    main,
     median_over_rounds,
-    num_heads,
 )
 from vit_jax.models.complexity import KINDS, Layer, count
-
-NAMES = [kind.name for kind in KINDS]
 
 
 def made_up(seconds, *, rounds, macs=lambda n, d: n * d):
@@ -85,31 +78,3 @@ def test_a_layer_maps_each_sequence_of_a_batch_by_itself(kind):
     tokens = jax.random.normal(jax.random.key(1), (3, 4, 8))
     apart = jnp.concatenate([kind.apply(layer, module, one[None]) for one in tokens])
     np.testing.assert_allclose(kind.apply(layer, module, tokens), apart, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_script_writes_a_row_for_each_layer_size_and_exponent(tmp_path):
-    main(["--tokens=16,4", "--widths=8,16", "--rounds=6", f"--output={tmp_path}"])
-    rows = pd.read_csv(tmp_path / "layers.csv")
-    assert len(rows) == 2 * 2 * 2 * len(NAMES)
-    assert list(rows["mode"].unique()) == [FORWARD, BACKWARD]
-    assert ((rows["ms_low"] <= rows["ms"]) & (rows["ms"] <= rows["ms_high"])).all()
-    growth = pd.read_csv(tmp_path / "layers-growth.csv")
-    assert len(growth) == 2 * 2 * len(NAMES)
-    # Attention has 4 N D^2 + 2 N^2 D multiply-accumulates.
-    low, high = (4 * n * 16**2 + 2 * n**2 * 16 for n in (4, 16))
-    forward = growth[(growth["mode"] == FORWARD) & (growth["size"] == "tokens")]
-    counted = forward.set_index("layer")["counted_exponent"]
-    assert counted[NAMES[0]] == pytest.approx(math.log(high / low, 4))
-    assert counted[NAMES[1]] == pytest.approx(1)
-
-
-def test_the_arrays_of_a_layer_stay_finite():
-    for timer in compile_timers([4], [8], batch_size=2):
-        timer.prepare()
-        for leaf in jax.tree.leaves(timer.compiled(*timer.arrays)):
-            assert jnp.isfinite(leaf).all()
-
-
-def test_heads_divide_the_width_and_are_64_wide_or_wider():
-    assert [num_heads(width) for width in (32, 64, 100, 256, 768)] == [1, 1, 1, 4, 12]

@@ -75,10 +75,3 @@ def test_tables_have_a_row_for_each_model_and_measure():
     assert second == "| distance | ViT | 0 (0 to 0) | -1 (-1 to -1) | -2 (-2 to -2) |"
     (_, slope) = measure.slopes_table(rows).splitlines()[2:]
     assert slope == "| distance | ViT | -1 [-1, -1] | 0 | falls | 6 |"
-
-
-def test_a_folder_without_such_runs_is_a_one_line_error(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        measure.main([str(tmp_path), f"--data_dir={tmp_path}"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: ")

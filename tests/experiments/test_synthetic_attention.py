@@ -29,15 +29,12 @@ from experiments.synthetic_attention.tasks import (
     DoubleIf,
     accuracy,
     cross_entropy,
-    distances,
     flag_first,
     offset_table,
     recovery,
     relative_error,
 )
 from vit_jax.models.attention import SelfAttention
-
-pytestmark = pytest.mark.slow
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments/synthetic_attention/results"
 
@@ -96,62 +93,6 @@ def test_the_small_runs_are_those_of_the_committed_results():
             assert str(config[key]) == row[key]
 
 
-def test_the_full_runs_have_sequences_of_512_tokens_and_five_seeds():
-    full = {run.name: run for run in script.list_runs("full")}
-    counts = Counter(run.task for run in full.values())
-    assert counts == {"association": 105, "double_if": 105, "convolution": (8 + 1 + 1) * 5}
-    longest = full["double_if/attention/512/seed4"]
-    assert (longest.length, longest.network.width, longest.training.steps) == (512, 64, 5000)
-
-
-@pytest.mark.slow
-def test_a_run_trains_and_writes_a_run_folder(tmp_path):
-    run = script.Run(
-        "ring",
-        {},
-        "convolution",
-        8,
-        0,
-        convolution=script.ConvolutionOptions(features=2, taps=2, heads=2),
-        training=script.Training(120, learning_rate=0.03, warmup_steps=10, interval_steps=60),
-    )
-    result = script.execute(run, tmp_path)
-    assert json.loads((tmp_path / "result.json").read_text()) == result
-    assert result["step"] == 120
-    assert result["eval/test/relative_error"] < 0.3
-    # 2 heads x 8 offsets; values 2 x (2 x 2) and 4 biases; 4 x 2 and 2 biases out.
-    assert result["parameters"] == 16 + 12 + 10
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [60, 120, 120]
-    assert rows[1]["train/loss"] < rows[0]["train/loss"]
-    for name in ("config.json", "env.json", "job.json", "report/attention.csv"):
-        assert (tmp_path / name).stat().st_size > 10
-    assert (tmp_path / "report" / "attention.png").stat().st_size > 5000
-
-
-@pytest.mark.slow
-def test_figures_of_a_sequence_run():
-    run = script.Run(
-        "x",
-        {},
-        "association",
-        8,
-        0,
-        "cnn",
-        network=Shape(layers=1, width=8, mlp_dim=8),
-        training=script.Training(steps=2, batch_size=4, warmup_steps=1),
-    )
-    built, model = script.build(run)
-    assert [
-        step for step, _ in script.train(model, built.draw, cross_entropy, run.training, 0)
-    ] == [2]
-    figures = script.measure(run, built, model)
-    assert figures["reach"] == 1
-    at = [key for key in figures if key.startswith("distance/")]
-    assert at == [f"distance/{d}/accuracy_top1" for d in (1, 2, 3, 4, 6, 7)]
-    assert all(0 <= figures[key] <= 1 for key in [*at, "eval/test/accuracy_top1"])
-
-
 def test_association_marks_the_mapped_first_token():
     matrix = np.asarray(random_orthogonal(0, 5))
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(5), atol=1e-5)
@@ -199,11 +140,6 @@ def test_only_selected_labels_count():
     right, loss = figures(batch)
     assert right == 0.5
     np.testing.assert_allclose(loss, -(np.log(0.75) + np.log(0.1)) / 2, rtol=1e-6)
-
-
-def test_distances_end_with_the_last_token():
-    assert distances(2) == (1,)
-    assert distances(64)[-3:] == (32, 48, 63)
 
 
 def test_offsets_wrap_around_the_torus():
@@ -296,7 +232,7 @@ def test_the_relative_bias_of_the_vits_can_represent_a_convolution():
     np.testing.assert_allclose(found[:, inside], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("length", [2, 40, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [2, 300])
 def test_one_block_of_attention_solves_association_at_any_length(length):
     task = Association(random_orthogonal(5, 8), length)
     right, _ = score(solve_association(task), task.draw, 0)
@@ -316,9 +252,7 @@ def test_association_marks_exactly_the_equal_tokens():
     assert (logits.argmax(-1) == np.array([0, 0, 1, 0, 0, 1])).all()
 
 
-@pytest.mark.parametrize(
-    ("length", "most"), [(3, 1), (40, 6), pytest.param(400, 30, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("length", "most"), [(3, 1), (400, 30)])
 def test_one_block_of_attention_solves_double_if_at_any_length(length, most):
     task = DoubleIf(most, length)
     model = solve_double_if(task)
@@ -330,9 +264,7 @@ def test_one_block_of_attention_solves_double_if_at_any_length(length, most):
     assert least >= 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [pytest.param("cnn", 3, marks=pytest.mark.slow), ("dilated_cnn", 7)]
-)
+@pytest.mark.parametrize(("kind", "expected"), [("cnn", 3), ("dilated_cnn", 7)])
 def test_a_cnn_output_does_not_depend_on_tokens_beyond_its_reach(kind, expected):
     shape = Shape(layers=3, width=16)
     assert reach(kind, shape, 20) == expected

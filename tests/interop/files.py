@@ -1,13 +1,18 @@
 """Files of weights for tests: the goldens, and a tiny ViT under the names of every format."""
 
+import importlib.util
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
 from flax import nnx
 from golden import recipe
 
@@ -285,3 +290,19 @@ def _call(model, images, names):
 def assert_close_to_golden(found, name):
     _, want = golden(name)
     assert np.abs(found - want).max() <= 1e-4 * max(1, np.abs(want).max())
+
+
+def run_reference(package, script, *arguments):
+    """Runs code of torch and a package in a process of its own, because timm needs a stand-in."""
+    for name in ("torch", package):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name}: pip install -e .[interop]")
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": root},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -14,7 +14,6 @@ from interop.files import (
     IMAGE_SIZE,
     WIDTH,
     assert_same,
-    assert_same_params,
     by_kind,
     golden,
     intermediates,
@@ -32,7 +31,7 @@ from interop.files import (
     write_transformers,
 )
 
-from vit_jax.interop.load import load, load_pretrained
+from vit_jax.interop.load import load
 from vit_jax.interop.report import Status
 from vit_jax.models.registry import model_options
 
@@ -53,18 +52,17 @@ def test_the_architecture_is_read_from_the_shapes(tiny_loaded):
     np.testing.assert_array_equal(found["encoder/blocks/attention/qkv/bias"][1, 1], bias)
 
 
-@pytest.mark.parametrize("table", ["Transformer/pos_embedding", "pos_embedding"])
-def test_modules_numbered_by_kind_and_a_table_elsewhere(table, tmp_path, tiny_loaded):
-    tensors = by_kind(tiny(), table)
-    found = load(write_npz(tmp_path / "new.npz", tensors))
-    assert found.report.format == "big_vision npz"
-    assert_same(found, tiny_loaded)
-
-
-def test_modules_numbered_by_kind_in_vision_transformer_itself(tmp_path, tiny_loaded):
-    tensors = by_kind(tiny(), "Transformer/posembed_input/pos_embedding")
-    found = load(write_npz(tmp_path / "new.npz", tensors))
-    assert found.report.format == "vision_transformer npz"
+@pytest.mark.parametrize(
+    ("table", "format"),
+    [
+        ("Transformer/pos_embedding", "big_vision npz"),
+        ("pos_embedding", "big_vision npz"),
+        ("Transformer/posembed_input/pos_embedding", "vision_transformer npz"),
+    ],
+)
+def test_modules_numbered_by_kind_and_a_table_elsewhere(table, format, tmp_path, tiny_loaded):
+    found = load(write_npz(tmp_path / "new.npz", by_kind(tiny(), table)))
+    assert found.report.format == format
     assert_same(found, tiny_loaded)
 
 
@@ -254,11 +252,6 @@ def test_a_model_in_several_files(tmp_path):
         found = load(path, num_heads=HEADS)
         assert_same(found, one)
         assert found.report.size_bytes == sum((tmp_path / f).stat().st_size for f in parts)
-
-
-def test_load_pretrained_gives_the_model(tiny_path, tiny_loaded):
-    model = load_pretrained(tiny_path)
-    assert_same_params(params(model), params(tiny_loaded.model))
 
 
 def test_mean_pooling_works_with_an_unused_class_token(tiny_path, tiny_loaded):

@@ -8,29 +8,15 @@ from weight_files import TINY
 
 import vit_jax
 from vit_jax.errors import WeightsError
-from vit_jax.interop.save import format_names
 from vit_jax.models.family import EvalView
 
-MODELS = {
-    "orbax": ("ViT-Ti/8", TINY),
-    "timm": ("ViT-Ti/8", TINY),
-    "transformers": ("ViT-Ti/8", TINY),
-    "vision_transformer": ("ViT-Ti/8", TINY),
-    "big_transfer": ("BiT-R26x1", {}),
-}
+FORMATS = ("orbax", "timm", "transformers", "vision_transformer")
 
 
-def test_every_format_is_tested():
-    assert set(MODELS) == set(format_names())
-
-
-@pytest.mark.parametrize(
-    "format", [pytest.param(f, marks=[pytest.mark.slow] * (f == "big_transfer")) for f in MODELS]
-)
+@pytest.mark.parametrize("format", FORMATS)
 def test_weights_names_and_preprocessing_are_read_as_they_were_saved(format, tmp_path):
-    name, options = MODELS[format]
-    path = tmp_path / ("tuned.npz" if format in ("vision_transformer", "big_transfer") else "tuned")
-    model = vit_jax.create_model(name, num_classes=3, image_size=16, **options)
+    path = tmp_path / ("tuned.npz" if format == "vision_transformer" else "tuned")
+    model = vit_jax.create_model("ViT-Ti/8", num_classes=3, image_size=16, **TINY)
     head = model.head.linear.kernel
     head[...] = jax.random.normal(jax.random.key(0), head.shape)
     model.class_names, model.view = ("cat", "dog", "owl"), EvalView("central", 0.9, False)

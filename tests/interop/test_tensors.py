@@ -15,7 +15,7 @@ from weight_files import random_loaded
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
-from vit_jax.interop.tensors import empty_aligned, open_tensors, to_jax
+from vit_jax.interop.tensors import empty_aligned, to_jax
 
 
 def refusal(path, **arguments):
@@ -29,24 +29,17 @@ def refusal(path, **arguments):
     return str(error)
 
 
-def cut(path, size):
-    path.write_bytes(path.read_bytes()[:size])
-    return path
-
-
 @pytest.mark.parametrize("part", [0, 0.01, 0.5, 0.999])
-def test_a_truncated_npz(tmp_path, part):
-    path = write_npz(tmp_path / "w.npz", tiny())
-    said = refusal(cut(path, int(path.stat().st_size * part)))
-    assert "w.npz cannot be read: " in said
+@pytest.mark.parametrize("name", ["w.npz", "w.safetensors"])
+def test_a_truncated_file(tmp_path, name, part):
+    if name == "w.npz":
+        path = write_npz(tmp_path / name, tiny())
+    else:
+        path = write_safetensors(tmp_path / name, to_timm(tiny()))
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+    said = refusal(path, num_heads=HEADS)
+    assert f"{name} cannot be read: " in said
     assert "expected a complete npz or safetensors file; download it again" in said
-
-
-@pytest.mark.parametrize("part", [0, 0.01, 0.5, 0.999])
-def test_a_truncated_safetensors(tmp_path, part):
-    path = write_safetensors(tmp_path / "w.safetensors", to_timm(tiny()))
-    said = refusal(cut(path, int(path.stat().st_size * part)), num_heads=HEADS)
-    assert "w.safetensors cannot be read: " in said
 
 
 def test_a_tensor_damaged_inside_a_zip_is_named(tmp_path):
@@ -89,11 +82,6 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
-def test_unpickling_the_harmful_pickle_would_run_its_code(tmp_path):
-    pickle.loads(pickle.dumps(Harmful(tmp_path / "harm")))
-    assert (tmp_path / "harm").exists()
-
-
 def test_a_pickle_in_an_npz_is_refused_and_not_run(tmp_path):
     harm = tmp_path / "harm"
     objects = np.array([Harmful(harm), None], dtype=object)
@@ -121,11 +109,6 @@ def test_a_torch_file_is_refused_whatever_its_name(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:  # What torch.save writes is a zip with a pickle.
         archive.writestr("archive/data.pkl", pickle.dumps({}))
     assert "PyTorch or pickle file" in refusal(path)
-
-
-def test_tensors_of_a_missing_file(tmp_path):
-    with pytest.raises(WeightsError, match="no file"):
-        open_tensors(tmp_path / "nowhere.npz")
 
 
 def test_a_folder_with_one_file_of_weights(tmp_path):

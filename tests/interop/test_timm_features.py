@@ -1,16 +1,12 @@
 """Feature maps equal those of timm's `forward_intermediates`."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from golden.recipe import images
+from interop.files import run_reference
 from random_models import random_model
 from weight_files import random_loaded
 
@@ -48,19 +44,8 @@ np.savez(f"{folder}/maps.npz", **found)
 
 
 def _timm_maps(folder, name, layers, x):
-    for package in ("torch", "timm"):
-        if importlib.util.find_spec(package) is None:  # Not imported: timm may need a stand-in.
-            pytest.skip(f"needs {package}: pip install -e .[interop]")
     np.save(folder / "images.npy", x)
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", _TIMM, str(folder), name, json.dumps(layers)],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": root},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_reference("timm", _TIMM, folder, name, json.dumps(layers))
     return np.load(folder / "maps.npz")
 
 
@@ -74,7 +59,7 @@ def _assert_close(got, want):
 def test_features_of_a_vit_equal_those_of_timm(tmp_path, registers):
     ours = random_loaded(num_registers=registers, gelu_approximate=False)
     save(ours, tmp_path / "there", "timm")
-    model, x = load(tmp_path / "there").model, images(model_side(ours))
+    model, x = load(tmp_path / "there").model, images(ours.image_size[0])
     depth = model.num_layers
     want = _timm_maps(tmp_path, f"local-dir:{tmp_path / 'there'}", list(range(depth)), x)
     layers = range(1, depth + 1)  # timm counts blocks from 0.
@@ -84,11 +69,6 @@ def test_features_of_a_vit_equal_those_of_timm(tmp_path, registers):
         for layer, (patches, tokens) in zip(layers, found, strict=True):
             _assert_close(patches, want[f"{layer - 1} {normalise}"])
             _assert_close(tokens, want[f"{layer - 1} {normalise} prefix"])
-
-
-def model_side(loaded):
-    assert loaded.image_size[0] == loaded.image_size[1]
-    return loaded.image_size[0]
 
 
 @pytest.mark.interop

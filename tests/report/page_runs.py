@@ -1,7 +1,4 @@
-"""A small made-up sweep for the tests of the page: two models, two fractions, two seeds.
-
-One more run was ended with SIGTERM. Its name, log and config try to run scripts.
-"""
+"""A made-up sweep of 8 runs, and one ended with SIGTERM whose texts try to run scripts."""
 
 import json
 import random
@@ -15,8 +12,8 @@ EVIL = "<script>window.hacked = 1</script>"
 LOG = "step 20/400\n</script><img src=x onerror='window.hacked = 2'>\n<b>last line</b>\n"
 
 
-def write_runs(folder, *, points=True):
-    """Writes the runs below folder/jobs; without `points`, each has logged one step."""
+def write_runs(folder):
+    """Writes the runs below folder/jobs."""
     state = random.Random(0)
     for model in ("ViT-Mini/4", "BiT-R-Mini"):
         for fraction in (0.1, 1.0):
@@ -29,7 +26,7 @@ def write_runs(folder, *, points=True):
                     job={"name": name, "labels": {"model": model, "fraction": fraction}},
                     config=config(model, seed=seed, data__subset__fraction=fraction),
                     env=ENVIRONMENT,
-                    metrics=rows if points else rows[-2:],
+                    metrics=rows,
                     result=result(score, 400, examples=int(50_000 * fraction)),
                 )
     failed = folder / "jobs" / "evil"
@@ -38,7 +35,7 @@ def write_runs(folder, *, points=True):
         job={"name": EVIL, "labels": {"model": EVIL, "fraction": 0.1}},
         config=config(EVIL, data__subset__fraction=0.1),
         env=ENVIRONMENT,
-        metrics=curve(0.4, 400, "test", state, until=80 if points else 10),
+        metrics=curve(0.4, 400, "test", state, until=80),
     )
     attempt = {"number": 1, "host": "vm", "pid": 1, "started": 1.0, "ended": 2.0, "exit_code": -15}
     (failed / ".sweep").mkdir()
@@ -47,10 +44,15 @@ def write_runs(folder, *, points=True):
     return folder
 
 
-def make_page(folder, monkeypatch):
-    """Makes the report without pictures, and returns its folder."""
+def without_pictures(monkeypatch):
+    """Leaves out the drawing, which takes most of the time of a report."""
     monkeypatch.setattr(plots, "_draw_panels", lambda *_: None)
     monkeypatch.setattr(curves, "_draw_rows", lambda *_: None)
-    monkeypatch.setattr(content, "save", lambda *_: None)
+    monkeypatch.setattr(content, "save", lambda *_: "<svg/>")
+
+
+def make_page(folder, monkeypatch):
+    """Makes the report without pictures, and returns its folder."""
+    without_pictures(monkeypatch)
     assert main(["report", str(folder)]) == 0
     return folder / "report"

@@ -142,19 +142,6 @@ def test_runs_and_pictures_are_links(page, data):
     assert run["files"] == ["config.json", "env.json", "metrics.jsonl", "result.json"]
 
 
-def test_the_page_does_not_show_where_runs_or_machines_are(report):
-    text = (report / "report.html").read_text()
-    assert "secret" not in text
-    assert '"hostname"' not in text
-
-
-def test_runs_with_one_logged_point_have_points_in_their_curves(tmp_path, monkeypatch):
-    folder = make_page(write_runs(tmp_path / "short", points=False), monkeypatch)
-    data = json.loads(Page((folder / "report.html").read_text()).scripts[0])
-    traces = [t for panel in data["charts"]["curves-1"] for t in panel["traces"]]
-    assert sum(len(trace["x"]) == 1 for trace in traces if trace["kind"] == "curve") == 17
-
-
 def test_plotly_is_the_pinned_file_of_npm():
     """The file package/plotly-basic.min.js of plotly.js-basic-dist-min 4.1.1."""
     packed = (resources.files("vit_jax.report") / PLOTLY).read_bytes()

@@ -114,20 +114,6 @@ def test_hovering_shows_run_seed_and_value(visit):
     assert page.locator("#run-name").text_content().startswith("BiT-R-Mini-")
 
 
-def test_the_legend_hides_a_series_with_the_keyboard(visit):
-    page = visit()
-    figure = page.locator("figure[data-chart='plot-1']")
-    before = figure.locator(".scatterlayer .trace").count()
-    button = figure.locator(".legend button").first
-    button.focus()
-    page.keyboard.press("Enter")
-    page.wait_for_function(
-        "n => document.querySelectorAll('[data-chart=plot-1] .scatterlayer .trace').length < n",
-        arg=before,
-    )
-    assert button.get_attribute("aria-pressed") == "false"
-
-
 def test_tables_sort_and_their_csv_equals_what_is_shown(visit):
     page = visit()
     table = page.locator("#all")
@@ -176,12 +162,3 @@ def test_the_details_of_a_failed_run_show_its_log_and_differences(visit, width):
     assert page.evaluate("document.getElementById('run').scrollWidth") <= box["width"]
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
-
-
-def test_the_theme_button_draws_the_plots_again(visit):
-    page = visit()
-    page.locator("#theme").click()
-    page.wait_for_function(
-        "[...document.querySelectorAll('figure .panel')].every(box => box.dataset.drawn === 'dark')"
-    )
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"

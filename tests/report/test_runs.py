@@ -70,18 +70,15 @@ def attempt(folder, **content):
         ({"ended": None, "host": platform.node(), "pid": os.getpid()}, "running"),
         ({"ended": None, "host": platform.node(), "pid": 2**22 + 1}, "unfinished"),
         ({"ended": None, "host": "another", "pid": 1}, "running"),
+        (None, "finished"),
     ],
 )
 def test_the_state_follows_from_the_attempt_that_the_sweep_recorded(tmp_path, content, state):
     write(tmp_path, config=config(), env={"device_kind": "cpu"}, job={"name": "a"})
-    attempt(tmp_path, **content)
+    if content is None:  # A result counts, whatever the attempt says.
+        write(tmp_path, result=result(0.5, 400))
+    attempt(tmp_path, **(content or {"exit_code": 2, "ended": 1.0}))
     assert state_of(tmp_path) == state
-
-
-def test_a_run_with_a_result_is_finished_whatever_other_files_it_has(tmp_path):
-    write(tmp_path, config=config(), result=result(0.5, 400))
-    attempt(tmp_path, exit_code=2, ended=1.0)
-    assert state_of(tmp_path) == "finished"
 
 
 def test_an_unfinished_run_has_its_latest_metrics_and_a_finished_one_its_result(tmp_path):
@@ -275,10 +272,7 @@ def test_a_label_does_not_hide_a_fact_of_the_run(tmp_path):
 
 
 def test_how_data_and_programs_are_cached_is_no_setting(tmp_path):
-    keys = {
-        "compile_cache": "gs://b/c",
-        "profile": {"steps": "1:2"},
-    }  # fmt: skip
+    keys = {"compile_cache": "gs://b/c", "profile": {"steps": "1:2"}}
     data = {"cache_dir": "/a", "cache_dir_gb": 1, "cache_mb": 0}
     plain = config()
     write(tmp_path / "a", config=plain, env={})

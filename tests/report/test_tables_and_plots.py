@@ -1,5 +1,4 @@
 import json
-import statistics
 
 import pytest
 from report.fake_runs import config, result, write
@@ -132,12 +131,6 @@ def test_the_last_row_is_chance_where_the_number_of_classes_is_known(tmp_path):
     assert cell(table, "chance", "z").text == "20.00"
 
 
-def test_an_interval_of_a_fraction_stays_within_0_and_1(tmp_path):
-    for seed, score in enumerate((0.9, 1.0)):
-        put(tmp_path, f"{seed}", score, labels={"model": "A", "dataset": "x"}, seed=seed)
-    assert cell(make_table(tmp_path), "A", "x").text.endswith(", 100.00]")
-
-
 def test_an_error_is_never_below_zero(tmp_path):
     for seed, error in enumerate((0.0, 0.1)):
         figures = {"eval/test/relative_error": error}
@@ -217,20 +210,6 @@ def test_smaller_losses_are_better(tmp_path):
     table = make_table(tmp_path, "eval/test/loss")
     assert best(table) == {("B", "x")}
     assert cell(table, "B", "x").text == "0.5000"
-
-
-def test_a_note_names_the_settings_in_which_runs_of_a_cell_differ(tmp_path):
-    for seed in (0, 1):
-        put(
-            tmp_path,
-            f"{seed}",
-            0.5,
-            labels={"model": "A", "dataset": "x"},
-            seed=seed,
-            rate=0.1 * (seed + 1),
-        )
-    notes = make_table(tmp_path).notes
-    assert "Runs within a cell differ in more than the seed: optimizer.learning_rate." in notes
 
 
 def test_placeholders_in_a_metric_name_become_columns(tmp_path):
@@ -368,25 +347,6 @@ def test_a_model_is_shown_with_the_sizes_that_differ_from_its_name(tmp_path):
     assert names == {"a": "ViT-Ti/8 (width 128, depth 6)", "b": "ViT-Ti/8"}
 
 
-def test_a_narrow_logarithmic_axis_has_more_ticks_than_powers_of_ten(tmp_path):
-    for i, exaflops in enumerate((3e-7, 3.1e-7, 4e-6)):
-        figures = {SCORE: 0.5 + 0.1 * i, "train_exaflops": exaflops}
-        put(tmp_path, f"r{i}", figures, labels={"model": "A"})
-    (panel,) = make_figure(tmp_path, "train_exaflops", log_x=True).axes
-    low, high = panel.get_xlim()
-    ticks = [x for x in panel.get_xticks() if low <= x <= high]
-    assert ticks == pytest.approx([0.5, 1, 2])
-    assert panel.get_xlabel() == "Training compute, teraFLOPs"
-
-
-def test_each_dataset_has_a_panel(tmp_path):
-    scores = four(tmp_path)
-    panels, _ = make_points(tmp_path, "model", panel="dataset")
-    assert list(panels) == ["x", "y"]
-    for (model, dataset), values in scores.items():
-        assert panels[dataset][model][model].mean == pytest.approx(statistics.fmean(values))
-
-
 def test_a_note_names_runs_whose_x_is_unknown(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"}, init_from="/gone")
     put(tmp_path, "b", 0.6, labels={"model": "B", "dataset": "x"})
@@ -454,33 +414,6 @@ def test_a_family_looks_the_same_in_all_reports_and_its_models_differ():
     assert joined[0]["fillstyle"] != joined[1]["fillstyle"]
     styles = [reports[0].style("model", f"ViT-B/{i}") for i in range(1, 13)]
     assert len({*map(looks, styles)}) == 12
-
-
-@pytest.mark.parametrize("column", ["model", "placement", "model+head"])
-def test_only_families_have_their_colours_and_markers(column):
-    palette = Palette({"attention": "ViT", "CNN": "ResNet"})
-    joined = f"{JOIN}token" if "+" in column else ""
-    others = [palette.style(column, f"series {i}{joined}") for i in range(12)]
-    families = [palette.style("family", name) for name in ("ViT", "hybrid", "ResNet")]
-    for look in ("color", "marker"):
-        assert not {style[look] for style in others} & {style[look] for style in families}
-    mapped = [palette.style(column, name + joined) for name in ("attention", "CNN")]
-    assert [style["color"] for style in mapped] == [families[0]["color"], families[2]["color"]]
-
-
-def test_the_legend_shows_dashes(tmp_path):
-    """The longest pattern of dashes is 8.4 widths of a line."""
-    for size in ("Micro", "Nano"):
-        for images in (100, 1000):
-            figures = {SCORE: 0.5, "train_examples": images}
-            labels = {"model": f"ViT-{size}", "size": size}
-            put(tmp_path, f"{size}-{images}", figures, labels=labels)
-    figure = make_figure(tmp_path, "train_examples", series="family+size")
-    (legend,) = figure.legends
-    first, second = [container.lines[0] for container in figure.axes[0].containers]
-    assert first.get_linestyle() != second.get_linestyle()
-    assert first.get_fillstyle() != second.get_fillstyle()
-    assert legend.handlelength * 9.5 > 2 * 8.4 * first.get_linewidth()
 
 
 @pytest.mark.parametrize("x", ["train_examples", "model"])

@@ -113,18 +113,6 @@ def test_local_jobs_use_their_device_share_and_failures_show_their_log(folders, 
     )
 
 
-def test_overrides_of_a_wrong_type_are_one_line_errors(tmp_path):
-    """In a process of its own: in this one the types of all calls are checked."""
-    sweep = tmp_path / "s.py"
-    sweep.write_text("def get_sweep():\n    return [('a.py', ['seed=1'])]\n")
-    code, out = finish(start(tmp_path / "sweep", sweep))
-    assert code == 2
-    assert out.splitlines() == [
-        "error: a job has the overrides ['seed=1']; expected a dict such as {'seed': 1}; pass a"
-        " dict"
-    ]
-
-
 @pytest.mark.slow
 def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders, launch):
     workdir, stub = folders

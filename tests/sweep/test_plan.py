@@ -168,6 +168,8 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
          "job 'final/x/seed0': unknown config key 'sed'"),
         ([Selection("x", [(TINY, DEV)], "knn/pets/accuracy_top1", final_overrides=TEST)],
          "names no split"),
+        ([Job(TINY), Job(TINY, {f"evaluation.splits.{name}": name * 40 for name in "abcdef"})],
+         "characters"),
     ],
 )  # fmt: skip
 def test_a_wrong_sweep_is_refused_before_any_job_starts(entries, message):
@@ -197,6 +199,7 @@ def test_choose_on_test_allows_a_test_metric():
         (lambda: Job(None), "has the config None"),
         (lambda: Job(TINY, command="tran"), "did you mean 'train'?"),
         (lambda: Job(TINY, name="../a"), "is named '../a'"),
+        (lambda: Job(TINY, name="a" * 400), "has a name of 400 characters; expected at most 200"),
     ],
 )
 def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, message):
@@ -212,6 +215,10 @@ def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, message):
         ("def get_sweep():\n    return []", "returned no jobs"),
         ("def get_sweep():\n    return 3", "returned int"),
         ("def get_sweep():\n    return ['a.py']", "has an entry of type str: 'a.py'"),
+        (
+            "def get_sweep():\n    return [('a.py', ['seed=1'])]",
+            "a job has the overrides ['seed=1']; expected a dict",
+        ),
         ("def get_sweep(arg):\n    return []", "needs an argument"),
         ("def get_sweep():\n    yield 1 / 0", "line 2: ZeroDivisionError"),
         (
@@ -395,15 +402,3 @@ def test_wrong_arguments_are_one_line_errors(
     code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
     assert (code, out, len(err)) == (2, [], 1)
     assert message in err[0]
-
-
-def test_a_name_that_no_folder_can_have_is_refused_before_anything_is_written(tmp_path):
-    """A name of 400 characters failed after `jobs/` was written."""
-    with pytest.raises(SweepError, match=r"has a name of 400 characters; expected at most 200"):
-        Job("a.py", name="a" * 400)
-    Job("a.py", name="/".join(["a" * 200] * 2))
-    splits = {f"evaluation.splits.{name}": name * 40 for name in "abcdef"}
-    jobs = (Job(TINY), Job(TINY, splits))
-    with pytest.raises(SweepError, match=r"has a name of \d+ characters"):
-        plan(*jobs, folder=tmp_path / "w")
-    assert not (tmp_path / "w").exists()
