@@ -150,6 +150,14 @@ HYBRIDS = {
 }
 
 
+# Models for small images: encoder of the ViT and of the hybrid, units of the ResNet, root's width.
+SMALL = {
+    "Mini": ((128, 7, 512), (128, 3, 512), (1, 1, 2), 32),
+    "Micro": ((64, 5, 256), (64, 3, 256), (1, 2, 3), 12),
+    "Nano": ((32, 4, 128), (32, 2, 128), (1, 2, 2), 6),
+    "Pico": ((16, 3, 64), (16, 1, 128), (1, 2, 2), 3),
+}
+
 # In the default tests, one of each kind of encoder, stem and ResNet; the others are slow.
 QUICK = (
     "ViT-Ti/32",
@@ -214,34 +222,16 @@ def resnet_by_hand(version, units, width, root=7):
 
 
 def by_hand(name):
-    if name == "ViT-Mini/4":
-        return vit_by_hand(128, 7, 512, patch=4, channels=3, patches=64)
-    if name == "R+ViT-Mini/4":
-        stem = resnet_by_hand(1, (1, 1), 32, root=3)
-        return stem + vit_by_hand(128, 3, 512, patch=2, channels=256, patches=64)
-    if name == "BiT-R-Mini":
-        return resnet_by_hand(2, (1, 1, 2), 32, root=3) + 2 * 512 + 512 * 1000 + 1000
-    if name == "ViT-Micro/4":
-        return vit_by_hand(64, 5, 256, patch=4, channels=3, patches=64)
-    if name == "R+ViT-Micro/4":
-        stem = resnet_by_hand(1, (1, 1), 12, root=3)
-        return stem + vit_by_hand(64, 3, 256, patch=2, channels=96, patches=64)
-    if name == "BiT-R-Micro":
-        return resnet_by_hand(2, (1, 2, 3), 12, root=3) + 2 * 192 + 192 * 1000 + 1000
-    if name == "ViT-Nano/4":
-        return vit_by_hand(32, 4, 128, patch=4, channels=3, patches=64)
-    if name == "R+ViT-Nano/4":
-        stem = resnet_by_hand(1, (1, 1), 6, root=3)
-        return stem + vit_by_hand(32, 2, 128, patch=2, channels=48, patches=64)
-    if name == "BiT-R-Nano":
-        return resnet_by_hand(2, (1, 2, 2), 6, root=3) + 2 * 96 + 96 * 1000 + 1000
-    if name == "ViT-Pico/4":
-        return vit_by_hand(16, 3, 64, patch=4, channels=3, patches=64)
-    if name == "R+ViT-Pico/4":
-        stem = resnet_by_hand(1, (1, 1), 3, root=3)
-        return stem + vit_by_hand(16, 1, 128, patch=2, channels=24, patches=64)
-    if name == "BiT-R-Pico":
-        return resnet_by_hand(2, (1, 2, 2), 3, root=3) + 2 * 48 + 48 * 1000 + 1000
+    family, _, size = name.partition("/")[0].rpartition("-")
+    if size in SMALL:
+        vit, hybrid, units, root_width = SMALL[size]
+        if family == "ViT":
+            return vit_by_hand(*vit, patch=4, channels=3, patches=64)
+        if family == "R+ViT":
+            stem = resnet_by_hand(1, (1, 1), root_width, root=3)
+            return stem + vit_by_hand(*hybrid, patch=2, channels=8 * root_width, patches=64)
+        head = 16 * root_width
+        return resnet_by_hand(2, units, root_width, root=3) + 2 * head + head * 1000 + 1000
     if name in HYBRIDS:
         encoder, units, channels, patch, patches = HYBRIDS[name]
         sizes = {"patch": patch, "channels": channels, "patches": patches}

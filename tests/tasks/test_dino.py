@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared_programs import shared_program, stop_after
+from shared_programs import shared_program
+from task_runs import assert_resumes, run_mapping
 
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
@@ -17,7 +18,6 @@ from vit_jax.interop.load import load
 from vit_jax.interop.native import open_native
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.dino.crops import crop_preprocessing, draw_blocks, draw_masked
 from vit_jax.tasks.dino.losses import (
     centred_targets,
@@ -31,7 +31,7 @@ from vit_jax.tasks.dino.task import make_teacher, masked_places, teacher_tempera
 from vit_jax.tasks.task import DataInfo
 from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 MODEL = {"name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
@@ -44,22 +44,17 @@ LAST_LAYER = "projector/prototypes/kernel"
 
 
 def mapping(dino=None, **changes):
-    content = {
-        "task": "dino",
-        "dino": SECTION | (dino or {}),
-        "model": MODEL,
-        "data": {
-            "name": "digits", "image_size": 16, "global_batch_size": 16, "eval_crop": "resize",
-        },
-        "optimizer": {
+    content = run_mapping(
+        6,
+        task="dino",
+        dino=SECTION | (dino or {}),
+        model=MODEL,
+        optimizer={
             "learning_rate": 1e-2, "weight_decay": 0.04, "end_weight_decay": 0.4,
             "freeze": (LAST_LAYER,), "freeze_steps": 2,
         },
-        "train_steps": 6,
-        "evaluation": {"splits": {"test": "test"}},
-        "checkpoint": {"interval_steps": 6},
-        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
-    }  # fmt: skip
+    )  # fmt: skip
+    del content["data"]["augment"]
     return content | changes
 
 
@@ -280,19 +275,7 @@ def test_steps_move_the_teacher_and_free_the_last_layer_in_time(config):
 def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypatch):
     """With the teacher and its centre, which are part of the checkpoint."""
     folder, want = finished
-    with pytest.raises(Stopped, match="step 2"):
-        train(config, tmp_path / "stopped", stop_after(2, monkeypatch))
-    got = train(config, tmp_path / "stopped", StopSignals())
-    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
-    logs = [
-        [
-            (row["step"], row["train/loss"], row["train/feature_std"])
-            for row in read_metrics(run / "metrics.jsonl")
-            if "train/loss" in row
-        ]
-        for run in (folder, tmp_path / "stopped")
-    ]
-    assert logs[0] == logs[1]
+    assert_resumes(config, folder, want, tmp_path, monkeypatch)
     for item in ("params", "ema", "extra"):
         assert (folder / "checkpoints" / "6" / item).is_dir()
     assert 0 < want["eval/test/feature_std"] < 1

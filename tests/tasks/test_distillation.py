@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from processes import ROOT
-from shared_programs import shared_program, stop_after
+from shared_programs import shared_program
+from task_runs import assert_resumes, run_mapping
 from weight_files import parameters, random_weights
 
 from vit_jax.config.file import load_config
@@ -24,12 +25,11 @@ from vit_jax.interop.report import Status
 from vit_jax.interop.save import save
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.distillation.task import hard_loss, soft_loss
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 STUDENT = jnp.array([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0]])
@@ -47,20 +47,8 @@ def teacher(tmp_path_factory):
 
 
 def config_of(teacher, **changes):
-    content = {
-        "task": "distillation",
-        "distillation": {"teacher": str(teacher), **changes.pop("distillation", {})},
-        "model": TINY,
-        "data": {
-            "name": "digits", "image_size": 8, "global_batch_size": 16, "eval_crop": "resize",
-            "augment": {"crop": "resize"},
-        },
-        "optimizer": {"learning_rate": 1e-2},
-        "train_steps": 6,
-        "evaluation": {"splits": {"test": "test"}},
-        "checkpoint": {"interval_steps": 3},
-        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
-    }  # fmt: skip
+    section = {"teacher": str(teacher), **changes.pop("distillation", {})}
+    content = run_mapping(6, size=8, task="distillation", distillation=section, model=TINY)
     return Config.from_mapping(content | changes)
 
 
@@ -176,18 +164,8 @@ def finished(teacher, digits_dir, tmp_path_factory):
 @pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     folder, config, want = finished
-    with pytest.raises(Stopped, match="step 2"):
-        train(config, tmp_path / "run", stop_after(2, monkeypatch))
-    monkeypatch.undo()
-    got = train(config, tmp_path / "run", StopSignals())
-    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
+    assert_resumes(config, folder, want, tmp_path, monkeypatch)
     assert 0 <= want["eval/test/teacher_agreement"] <= 1
-    losses = [
-        [row["train/loss"] for row in read_metrics(f / "metrics.jsonl") if "train/loss" in row]
-        for f in (folder, tmp_path / "run")
-    ]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 6
 
 
 def own_size(teacher, **changes):

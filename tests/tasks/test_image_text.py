@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from processes import one_line
-from shared_programs import shared_program, stop_after
+from shared_programs import shared_program
+from task_runs import assert_resumes, run_mapping, steps_of
 
 from vit_jax.__main__ import main
 from vit_jax.config.run import Config
@@ -17,11 +18,10 @@ from vit_jax.interop.load import load
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.estimate import find_sizes
-from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.image_text.totals import PairTotals
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 SIZES = {"width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
@@ -46,22 +46,10 @@ def vocabulary(tmp_path_factory):
 
 
 def mapping(tokenizer="none", **changes):
-    content = {
-        "task": "image_text",
-        "model": MODEL,
-        "data": {
-            "name": "digits", "image_size": 16, "global_batch_size": 16, "eval_crop": "resize",
-            "augment": {"crop": "resize"},
-            "captions": {
-                "tokenizer": tokenizer, "templates": ("a photo of a {}", "the number {}")
-            },
-        },
-        "optimizer": {"learning_rate": 1e-2},
-        "train_steps": 4,
-        "evaluation": {"splits": {"test": "test[:20%]"}},
-        "checkpoint": {"interval_steps": 4},
-        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
-    }  # fmt: skip
+    evaluation = {"splits": {"test": "test[:20%]"}}
+    content = run_mapping(4, task="image_text", model=MODEL, evaluation=evaluation)
+    templates = ("a photo of a {}", "the number {}")
+    content["data"]["captions"] = {"tokenizer": tokenizer, "templates": templates}
     return content | changes
 
 
@@ -93,11 +81,8 @@ def test_recalls_by_hand():
 @pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit_and_is_evaluated(config, tmp_path, monkeypatch, capfd):
     want = train(config, tmp_path / "whole", StopSignals())
-    with pytest.raises(Stopped, match="step 2"):
-        train(config, tmp_path / "stopped", stop_after(2, monkeypatch))
-    got = train(config, tmp_path / "stopped", StopSignals())
-    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
-    rows = [row for row in read_metrics(tmp_path / "whole/metrics.jsonl") if "train/loss" in row]
+    assert_resumes(config, tmp_path / "whole", want, tmp_path, monkeypatch)
+    rows = steps_of(tmp_path / "whole")
     assert rows[-1]["train/loss"] < rows[0]["train/loss"]
     assert rows[0]["train/temperature"] == pytest.approx(10)
     assert all(0 <= row["train/accuracy_in_batch"] <= 1 for row in rows)

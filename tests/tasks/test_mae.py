@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 from processes import one_line
 from random_models import randomize
-from shared_programs import shared_program, stop_after
+from shared_programs import shared_program
+from task_runs import assert_resumes, run_mapping, steps_of
 
 from experiments.masked_patches import pictures
 from vit_jax.__main__ import main
@@ -22,7 +23,6 @@ from vit_jax.interop.native import open_native
 from vit_jax.models.position import sincos_2d_mae
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.folder import read_config
-from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.mae.model import num_visible
 from vit_jax.tasks.mae.task import (
     build_autoencoder,
@@ -34,7 +34,7 @@ from vit_jax.tasks.mae.task import (
 )
 from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 MODEL = {
@@ -45,21 +45,7 @@ SECTION = {"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
 
 
 def mapping(**changes):
-    content = {
-        "task": "mae",
-        "mae": SECTION,
-        "model": MODEL,
-        "data": {
-            "name": "digits", "image_size": 16, "global_batch_size": 16, "eval_crop": "resize",
-            "augment": {"crop": "resize"},
-        },
-        "optimizer": {"learning_rate": 1e-2},
-        "train_steps": 30,
-        "evaluation": {"splits": {"test": "test"}},
-        "checkpoint": {"interval_steps": 30},
-        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
-    }  # fmt: skip
-    return content | changes
+    return run_mapping(30, task="mae", mae=SECTION, model=MODEL) | changes
 
 
 @pytest.fixture(scope="module")
@@ -227,11 +213,8 @@ def finished(config, tmp_path_factory):
 @pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypatch):
     folder, want = finished
-    with pytest.raises(Stopped, match="step 2"):
-        train(config, tmp_path / "stopped", stop_after(2, monkeypatch))
-    got = train(config, tmp_path / "stopped", StopSignals())
-    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
-    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row]
+    assert_resumes(config, folder, want, tmp_path, monkeypatch)
+    rows = steps_of(folder)
     assert rows[-1]["train/loss"] < rows[0]["train/loss"]
     assert all(0 < row["train/feature_std"] <= 1 for row in rows)
     assert want["eval/test/loss"] < rows[0]["train/loss"]

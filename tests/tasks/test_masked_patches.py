@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from random_models import randomize
-from shared_programs import shared_program, stop_after
+from shared_programs import shared_program
+from task_runs import assert_resumes, run_mapping, steps_of
 
 from experiments.masked_patches import pictures
 from vit_jax.config.file import load_config
@@ -18,11 +19,10 @@ from vit_jax.evaluation.loop import evaluate
 from vit_jax.interop.load import load
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.folder import read_config
-from vit_jax.run.metrics import read_metrics
 from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch, predict
 from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 MODEL = {
@@ -31,20 +31,7 @@ MODEL = {
 
 
 def mapping(**changes):
-    content = {
-        "task": "masked_patches",
-        "model": MODEL,
-        "data": {
-            "name": "digits", "image_size": 16, "global_batch_size": 16, "eval_crop": "resize",
-            "augment": {"crop": "resize"},
-        },
-        "optimizer": {"learning_rate": 1e-2},
-        "train_steps": 60,
-        "evaluation": {"splits": {"test": "test"}},
-        "checkpoint": {"interval_steps": 30},
-        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
-    }  # fmt: skip
-    return content | changes
+    return run_mapping(60, task="masked_patches", model=MODEL) | changes
 
 
 @pytest.fixture(scope="module")
@@ -174,16 +161,9 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
 @pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypatch):
     folder, want = finished
-    with pytest.raises(Stopped, match="step 2"):
-        train(config, tmp_path / "stopped", stop_after(2, monkeypatch))
-    got = train(config, tmp_path / "stopped", StopSignals())
-    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
-    losses = [
-        [row["train/loss"] for row in read_metrics(f / "metrics.jsonl") if "train/loss" in row]
-        for f in (folder, tmp_path / "stopped")
-    ]
-    assert losses[0] == losses[1]
-    assert losses[0][-1] < losses[0][0] - 0.5
+    assert_resumes(config, folder, want, tmp_path, monkeypatch)
+    rows = steps_of(folder)
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"] - 0.5
     assert want["eval/test/loss"] < np.log(512)
     assert want["eval/test/examples"] == 360
 

@@ -3,15 +3,15 @@
 import collections
 
 import pytest
-from shared_programs import shared_program, stop_after
+from shared_programs import shared_program
+from task_runs import assert_resumes, run_mapping
 
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.rng import draw_index
-from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 TINY = {"name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
 STORED = {"patch_kernel_size": 4, "position_grid": 2}
@@ -19,21 +19,15 @@ STEPS = 8
 
 
 def config(digits_dir=None, *, model=None, flexible=None, **changes):
-    content = {
-        "model": {**TINY, **STORED, **(model or {})},
-        "flexible": {"patch_sizes": [2, 4], "probabilities": [3.0, 1.0], **(flexible or {})},
-        "data": {
-            "name": "digits", "image_size": 8, "global_batch_size": 16, "eval_crop": "resize",
-            "augment": {"crop": "resize"}, "data_dir": digits_dir and str(digits_dir),
-        },
-        "optimizer": {"learning_rate": 1e-2},
-        "train_steps": STEPS,
-        "evaluation": {"splits": {"test": "test"}, "batch_size": 128},
-        "checkpoint": {"interval_steps": 3},
-        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
-        **changes,
-    }  # fmt: skip
-    return Config.from_mapping(content)
+    content = run_mapping(
+        STEPS,
+        size=8,
+        model={**TINY, **STORED, **(model or {})},
+        flexible={"patch_sizes": [2, 4], "probabilities": [3.0, 1.0], **(flexible or {})},
+        evaluation={"splits": {"test": "test"}, "batch_size": 128},
+    )
+    content["data"]["data_dir"] = digits_dir and str(digits_dir)
+    return Config.from_mapping(content | changes)
 
 
 def program_of(made):
@@ -72,17 +66,7 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     program = program_of(made)
     sizes = [program.at(batch).config.model.name for batch in range(STEPS)]
     assert set(sizes[5:]) == {"ViT-Ti/2", "ViT-Ti/4"}, "both sizes are drawn after the stop"
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        train(made, tmp_path, stop_after(5, patch))
-    got = train(made, tmp_path, StopSignals())
-    assert got["weights_digest"] == want["weights_digest"]
-
-    def losses(run):
-        rows = read_metrics(run / "metrics.jsonl")
-        return [row["train/loss"] for row in rows if "train/loss" in row]
-
-    assert losses(tmp_path) == losses(folder)
-    assert len(losses(folder)) == STEPS
+    assert_resumes(made, folder, want, tmp_path, monkeypatch, step=5)
 
 
 @pytest.mark.slow

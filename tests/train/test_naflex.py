@@ -6,38 +6,32 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from shared_programs import shared_program, stop_after
+from shared_programs import shared_program
+from task_runs import assert_resumes, run_mapping
 
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import cut_to, padded_to
 from vit_jax.data.sources.base import Example
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 TINY = {"name": "ViT-Ti/2", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
 STEPS = 8
 
 
 def config(digits_dir=None, *, model=None, flexible=None, data=None, **changes):
-    content = {
-        "model": {**TINY, "pooling": "map", "position_grid": 3, **(model or {})},
-        "flexible": {"sequence_lengths": [4, 16], **(flexible or {})},
-        "data": {
-            "name": "digits", "image_size": 8, "global_batch_size": 16, "eval_crop": "resize",
-            "augment": {"crop": "resize", "flip": False}, "sequence_length": 16,
-            "data_dir": digits_dir and str(digits_dir), **(data or {}),
-        },
-        "optimizer": {"learning_rate": 1e-2},
-        "train_steps": STEPS,
-        "evaluation": {"splits": {"test": "test"}, "batch_size": 128},
-        "checkpoint": {"interval_steps": 3},
-        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
-        **changes,
-    }  # fmt: skip
-    return Config.from_mapping(content)
+    content = run_mapping(
+        STEPS,
+        size=8,
+        model={**TINY, "pooling": "map", "position_grid": 3, **(model or {})},
+        flexible={"sequence_lengths": [4, 16], **(flexible or {})},
+        evaluation={"splits": {"test": "test"}, "batch_size": 128},
+    )
+    content["data"] |= {"sequence_length": 16, "data_dir": digits_dir and str(digits_dir)}
+    content["data"] |= {"augment": {"crop": "resize", "flip": False}, **(data or {})}
+    return Config.from_mapping(content | changes)
 
 
 def program_of(made):
@@ -83,17 +77,7 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     program = program_of(made)
     lengths = [program.at(batch).config.data.sequence_length for batch in range(STEPS)]
     assert set(lengths[4:]) == {4, 16}, "both lengths are drawn after the stop"
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        train(made, tmp_path, stop_after(4, patch))
-    got = train(made, tmp_path, StopSignals())
-    assert got["weights_digest"] == want["weights_digest"]
-
-    def losses(run):
-        rows = read_metrics(run / "metrics.jsonl")
-        return [row["train/loss"] for row in rows if "train/loss" in row]
-
-    assert losses(tmp_path) == losses(folder)
-    assert len(losses(folder)) == STEPS
+    assert_resumes(made, folder, want, tmp_path, monkeypatch, step=4)
     assert want["eval/test@n4/examples"] == want["eval/test/examples"] == 360
     assert want["eval/test@n16/loss"] == want["eval/test/loss"] != want["eval/test@n4/loss"]
 

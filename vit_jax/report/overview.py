@@ -125,8 +125,12 @@ def confusion_tables(runs: Sequence[Run]) -> list[Table]:
         rows = []
         for i, (true, cells) in enumerate(counts.items()):
             shown = [Cell(f"{n:,}" if n else "", n, "best" * (i == k)) for k, n in enumerate(cells)]
-            share = cells[i] / max(sum(cells), 1)
-            rows.append([Cell(true), *shown, Cell(f"{share:.1%}", share)])
+            right = (
+                Cell(f"{cells[i] / sum(cells):.1%}", cells[i] / sum(cells))
+                if any(cells)
+                else Cell("")
+            )
+            rows.append([Cell(true), *shown, right])
         split = path.stem.removeprefix("confusion-")
         title = f"Confusion matrix, {split}" + (f", {run.name}" if len(runs) > 1 else "")
         notes = ["Rows: the true class. Columns: examples by predicted class. Right: the share of"

@@ -1,0 +1,43 @@
+"""Short runs on the digits: their config, and the check that a stopped run resumes bit for bit."""
+
+import pytest
+from shared_programs import stop_after
+
+from vit_jax.run.metrics import read_metrics
+from vit_jax.train.loop import train
+from vit_jax.train.signals import Stopped, StopSignals
+
+
+def run_mapping(train_steps, *, size=16, **changes):
+    """The content of a config: batches of 16, one checkpoint at the end, every step logged."""
+    usual = {
+        "data": {
+            "name": "digits", "image_size": size, "global_batch_size": 16, "eval_crop": "resize",
+            "augment": {"crop": "resize"},
+        },
+        "optimizer": {"learning_rate": 1e-2},
+        "train_steps": train_steps,
+        "evaluation": {"splits": {"test": "test"}},
+        "checkpoint": {"interval_steps": train_steps},
+        "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
+    }  # fmt: skip
+    return usual | changes
+
+
+def steps_of(folder):
+    """The rows of the training steps in metrics.jsonl."""
+    return [row for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row]
+
+
+def assert_resumes(config, finished, want, tmp_path, monkeypatch, step=2):
+    """A run stopped after a step has the losses and the result of the finished one."""
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"step {step}"):
+        train(config, tmp_path / "stopped", stop_after(step, patch))
+    got = train(config, tmp_path / "stopped", StopSignals())
+    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
+    losses = [
+        [(row["step"], row["train/loss"]) for row in steps_of(folder)]
+        for folder in (finished, tmp_path / "stopped")
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == config.train_steps
