@@ -1,6 +1,5 @@
-"""The door from what a user writes to a path, and that there is no other one."""
+"""The door from what a user writes to a path."""
 
-import ast
 import importlib.util
 import subprocess
 import sys
@@ -15,83 +14,6 @@ from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.paths import cache_dir, check_output_folder, is_bucket, local_path, user_path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "vit_jax"
-
-# Calls outside `vit_jax/storage` that make or open a path of something that is no constant, and why
-# it is not a user's string. "FILE: CALL" as `ast.unparse` writes it.
-NO_USER_PATHS = {
-    "commands/report.py: Path(os.path.relpath(folder, args.into.parent))": "two local paths",
-    "commands/report.py: os.path.relpath(folder, args.into.parent)": "two local paths",
-    "data/prepare/pack.py: Path(temporary)": "a temporary folder",
-    "data/prepare/shards.py: Path(stack.enter_context(tempfile.TemporaryDirectory()))": (
-        "a temporary folder"
-    ),
-    "data/sources/image_files.py: Path(entry.path)": "an entry of a local folder",
-    "data/sources/tfds.py: Path(local)": "a temporary folder",
-    "data/sources/tfds.py: Path(part.filename)": "a file of a dataset, of which the name is used",
-    "report/overview.py: os.path.commonpath(folders)": "names of jobs",
-    "run/verify.py: epath.Path(local.absolute())": "a local copy",
-    "sweep/jobs.py: Path(path)": "a config file, of which the name is used",
-    "sweep/plan.py: Path(name)": "the name of a job, which is relative",
-    "train/trace.py: Path(tempfile.mkdtemp(prefix='vit_jax-trace-'))": "a temporary folder",
-}
-
-
-def door_calls(tree):
-    """Yields the calls of a file that make a path of, or open, what is not a constant."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func)
-        is_door = name in ("Path", "pathlib.Path", "PosixPath", "open", "io.open", "epath.Path")
-        if not (is_door or name.startswith("os.path.")) or not node.args:
-            continue
-        text = ast.unparse(node)
-        if "__file__" in text or all(isinstance(arg, ast.Constant) for arg in node.args):
-            continue
-        yield text
-
-
-def all_door_calls():
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = path.relative_to(PACKAGE).as_posix()
-        if not name.startswith("storage/"):
-            calls = list(door_calls(ast.parse(path.read_text())))
-            found |= {name: calls} if calls else {}
-    return found
-
-
-def test_no_other_module_makes_a_path_from_a_users_string():
-    found = all_door_calls()
-    wrong = [
-        f"{name}: {call}"
-        for name, calls in found.items()
-        for call in calls
-        if f"{name}: {call}" not in NO_USER_PATHS
-    ]
-    assert wrong == []
-
-
-def test_the_lists_of_exceptions_are_needed():
-    found = all_door_calls()
-    assert {f"{name}: {call}" for name in found for call in found[name]} >= set(NO_USER_PATHS)
-
-
-def plain_path_arguments():
-    """Returns the files in which a command's argument has the type `Path`."""
-    return {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.keyword)
-        and node.arg == "type"
-        and ast.unparse(node.value) == "Path"
-    }
-
-
-def test_arguments_of_commands_are_not_plain_paths():
-    assert plain_path_arguments() == set()
 
 
 def test_a_local_path_is_a_local_path(tmp_path, monkeypatch):
