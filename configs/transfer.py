@@ -14,8 +14,7 @@ Command:   python -m vit_jax train --config=configs/transfer.py:pets --workdir=r
            options  small: for small weights on a CPU: 64 pixels, crops of at least half of the
                     area, 300 steps of 32 images at a rate of 0.03; polyak: also average the
                     parameters (0.9999); head: train the head alone; 0.65, 0.75, 0.85: layer-wise
-                    learning rate decay; weighted: weight the loss by inverse class frequency;
-                    balanced: sample classes equally often
+                    learning rate decay; weighted: weight the loss by inverse class frequency
            For `folder` and `tfds` the recipe assumes fewer than 20,000 images and trains for 500
            steps: set train_steps for more.
 Follows:   paper: arXiv:2010.11929, Table 4: SGD with momentum 0.9, cosine schedule, no weight
@@ -65,7 +64,7 @@ def get_config(arg: str = "pets") -> ml_collections.ConfigDict:
         average=("plain", "polyak"),
         trained=("all", "head"),
         layer_decay=(1.0, 0.65, 0.75, 0.85),
-        balance=("natural", "weighted", "balanced"),
+        balance=("natural", "weighted"),
         scale=("published", "small"),
     )
     name, recipe = chosen["dataset"], chosen["recipe"]
@@ -118,8 +117,6 @@ def get_config(arg: str = "pets") -> ml_collections.ConfigDict:
         config.update({"optimizer": {"freeze": ("(?!head/).*",)}})
     if chosen["balance"] == "weighted":
         config.update({"loss": {"class_weights": "balanced"}})
-    if chosen["balance"] == "balanced":
-        config.update({"data": {"sampling": "balanced"}})
     return config
 
 

@@ -405,7 +405,6 @@ def test_the_options_of_transfer_set_their_config_keys():
     assert config.optimizer.layer_decay == 0.75
     assert config.loss.class_weights == "balanced"
     assert config.evaluation.splits == {"test": "test"}
-    assert load("transfer.py", "tfds,balanced").data.sampling == "balanced"
     small = load("transfer.py", "folder,small")
     assert (small.train_steps, small.data.augment.min_area) == (300, 0.5)
     large = load("transfer.py", "cifar10,bit")

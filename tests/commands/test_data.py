@@ -26,17 +26,6 @@ def fail(capsys, *arguments) -> tuple[str, str]:
     return captured.out, line.removeprefix("error: ")
 
 
-def test_list_shows_prepared_and_bundled_datasets(capsys, digits_dir, tmp_path):
-    out = run(capsys, "list", f"--data_dir={digits_dir}")
-    (line,) = [line for line in out.splitlines() if "digits:1.0.0" in line]
-    assert "train 1,437, test 360" in line
-    assert line.split()[-1] == "array_record"
-    assert "prepared on first use" in run(capsys, "list", f"--data_dir={tmp_path}")
-    message = json.loads(run(capsys, "list", f"--data_dir={digits_dir}", "--json"))
-    assert message["digits:1.0.0"]["splits"] == {"train": 1437, "test": 360}
-    assert "check --data_dir" in fail(capsys, "list", f"--data_dir={tmp_path / 'gone'}")[1]
-
-
 def test_info_describes_a_prepared_dataset(capsys, digits_dir):
     message = json.loads(run(capsys, "info", "digits", f"--data_dir={digits_dir}", "--json"))
     assert message["name"] == "digits/1.0.0"
@@ -156,11 +145,11 @@ def test_an_interrupted_prepare_exits_with_75_and_resumes(capsys, photos, tmp_pa
     ("arguments", "part"),
     [
         ([], "WHAT"),
-        (["lost"], "WHAT: 'lost'; expected one of list, info, check, "),
+        (["lost"], "WHAT: 'lost'; expected one of info, check, "),
         (["info"], "NAME"),
         (["check", "x", "--threads=0"], "'0' is not a positive whole number"),
         (["prepare", "x", "--val_fraction=1"], "'1' is not between 0 and 1"),
-        (["list", "--config.seed=1"], "--config.seed=1"),
+        (["info", "x", "--config.seed=1"], "--config.seed=1"),
         (["info", "nothing", "--data_dir={here}"], "no dataset 'nothing'"),
         (["check", "{here}/gone", "--source=folder"], "no folder {here}/gone"),
     ],

@@ -110,16 +110,6 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(key, hint):
     assert caught.value.fix == f"did you mean '{hint}'?"
 
 
-def test_classes_are_balanced_once():
-    both = {"data__sampling": "balanced", "loss__class_weights": "balanced"}
-    with pytest.raises(
-        ConfigError, match=r"'loss.class_weights' is 'balanced' with 'data.sampling'"
-    ):
-        Config.from_mapping(mapping(**both))
-    for key, value in both.items():
-        Config.from_mapping(mapping(**{key: value}))
-
-
 def test_a_new_name_of_the_model_drops_the_sizes_of_the_file(caplog):
     content = mapping(model={"name": "ViT-Ti/8", "width": 128, "depth": 6, "pooling": "gap"})
     override_key(content, "model.name", "ViT-Ti/8")

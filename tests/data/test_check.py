@@ -3,7 +3,6 @@ import pytest
 from image_files import encoded, write_folder
 from PIL import Image
 
-from vit_jax.data.catalogue import bundled_missing, list_datasets
 from vit_jax.data.check import check_split, dataset_warnings, wrong_checksums
 from vit_jax.data.prepare.pack import PackOptions, pack
 from vit_jax.data.sources import Example, TfdsSource
@@ -136,20 +135,6 @@ def test_a_prepared_dataset_is_checked_against_its_checksums(tmp_path):
         (shards[0].name, "wrong checksum: changed or damaged"),
         (shards[1].name, "missing"),
     ]
-
-
-def test_datasets_in_a_folder_are_listed_from_their_metadata(digits_dir, tmp_path):
-    assert list_datasets(tmp_path / "gone") == []
-    assert bundled_missing([]) == ["digits"]
-    (entry,) = [e for e in list_datasets(digits_dir) if e.name == "digits:1.0.0"]
-    assert entry.splits == {"train": 1437, "test": 360}
-    assert (entry.formats, entry.num_classes, entry.readable) == (("array_record",), 10, True)
-    files = (digits_dir / "digits" / "1.0.0").iterdir()
-    assert entry.num_bytes == sum(p.stat().st_size for p in files)
-    assert bundled_missing([entry]) == []
-    (tmp_path / "half" / "1.0.0").mkdir(parents=True)
-    (tmp_path / "half" / "1.0.0" / "dataset_info.json").write_text("{")
-    assert list_datasets(tmp_path) == []
 
 
 def test_all_digits_are_readable(digits_dir):

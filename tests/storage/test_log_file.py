@@ -50,38 +50,18 @@ def test_a_number_that_json_cannot_hold_is_an_error_and_is_not_written(value, tm
 BAD = [b'{"a": ', b"[1]", b"{}", b'{"a": "\xff"}', b"[" * 100_000, b"\0" * 40]
 
 
-def damaged_files(path):
-    return sorted(path.parent.glob("a-damaged-*.jsonl"))
-
-
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_damaged_line_is_moved_to_a_file_and_nothing_else_is_lost(bad, at, tmp_path, caplog):
+def test_a_damaged_line_stays_and_is_left_out(bad, at, tmp_path, caplog):
     path, lines = tmp_path / "a.jsonl", [b'{"a": 1}', b'{"a": 3}']
     lines.insert(at, bad)
     path.write_bytes(b"\n".join(lines) + b"\n")
     assert read_log(path) == [{"a": 1}, {"a": 3}]
-    assert caplog.messages == [f"line {at + 1} of {path} left out: not valid"]
-    caplog.clear()
+    assert caplog.messages == [f"{path}: lines left out, not valid: {at + 1}"]
     log = LogFile(path)
     log.write({"a": 4})
     log.close()
-    assert path.read_bytes() == b'{"a": 1}\n{"a": 3}\n{"a": 4}\n'
-    (aside,) = damaged_files(path)
-    assert aside.read_bytes() == bad + b"\n"
-    where = f"line {at + 1} of a.jsonl"
-    assert caplog.messages == [f"{where}: damaged, moved to {aside}; the other 2 lines are valid"]
-    LogFile(path).close()
-    assert damaged_files(path) == [aside]
-
-
-def test_damaged_lines_of_each_resume_are_kept_in_a_file_of_their_own(tmp_path, monkeypatch):
-    path = tmp_path / "a.jsonl"
-    monkeypatch.setattr(log_file.time, "strftime", lambda *_: "20260101-000000")
-    for bad in ("x", "y", "z"):
-        path.write_text(f'{bad}\n{{"a": 1}}\n')
-        LogFile(path).close()
-    assert [file.read_text() for file in damaged_files(path)] == ["y\n", "z\n", "x\n"]
+    assert path.read_bytes() == b"\n".join([*lines, b'{"a": 4}', b""])
 
 
 def test_a_line_that_is_not_valid_for_the_caller_is_damaged(tmp_path):
@@ -89,8 +69,7 @@ def test_a_line_that_is_not_valid_for_the_caller_is_damaged(tmp_path):
     path.write_text('{"a": 1}\n{"b": 2}\n{"a": 3}\n')
     assert read_log(path, lambda row: "a" in row) == [{"a": 1}, {"a": 3}]
     LogFile(path, keep=lambda row: row["a"] < 3, is_valid=lambda row: "a" in row).close()
-    assert path.read_text() == '{"a": 1}\n'
-    assert damaged_files(path)[0].read_text() == '{"b": 2}\n'
+    assert path.read_text() == '{"a": 1}\n{"b": 2}\n'
 
 
 def test_the_end_of_a_file_is_read_without_a_line_that_starts_before(tmp_path, bucket):
@@ -163,18 +142,6 @@ def test_a_segment_in_a_bucket_is_closed_when_it_is_large(remote, monkeypatch):
     assert read_log(remote) == [{"a": number} for number in range(7)]
     LogFile(remote, keep=lambda row: row["a"] not in (1, 2)).close()
     assert [row["a"] for row in read_log(remote)] == [0, 3, 4, 5, 6]
-
-
-def test_damaged_lines_in_a_bucket_are_moved_to_an_object(remote, caplog):
-    for number, content in enumerate((b'x\n{"a": 1}\n', b'{"a": 2}\n\xff\n{"a": 3}\n'), start=1):
-        remote.with_name(f"a-{number:06}.jsonl").write_bytes(content)
-    log = LogFile(remote)
-    log.write({"a": 4})
-    log.close()
-    assert [row["a"] for row in read_log(remote)] == [1, 2, 3, 4]
-    (aside,) = damaged_files(remote)
-    assert aside.read_bytes() == b"x\n\xff\n"
-    assert "line 1 of a-000001.jsonl and line 2 of a-000002.jsonl: damaged" in caplog.text
 
 
 @pytest.mark.slow

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from sklearn.utils.class_weight import compute_class_weight
+from small_config import small_mapping
 
 from vit_jax.config.run import Config
+from vit_jax.data.sources import TfdsSource
+from vit_jax.errors import DataError
 from vit_jax.tasks.classification.losses import class_weights
 from vit_jax.tasks.classification.task import make_batch_loss
+from vit_jax.train.inputs import count_classes
 
 LOGITS = np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 1.0, 3.0]], np.float32)
 WEIGHTS = np.array([0.5, 4.0, 1.0], np.float32)
@@ -83,3 +87,14 @@ def test_label_smoothing_does_not_change_the_weight():
     assert loss_of(labels, WEIGHTS, label_smoothing=0.1) == pytest.approx(
         4 * loss_of(labels, None, label_smoothing=0.1), rel=1e-6
     )
+
+
+def test_classes_are_counted_for_weights_only(digits_dir):
+    source = TfdsSource("digits", "train[:100]", str(digits_dir))
+    plain = Config.from_mapping(small_mapping())
+    weighted = Config.from_mapping(small_mapping(loss__class_weights="balanced"))
+    assert count_classes(plain, source, 10) is None
+    counts = np.bincount(source.labels(), minlength=12)
+    np.testing.assert_array_equal(count_classes(weighted, source, 12), counts)
+    with pytest.raises(DataError, match=r"set data\.num_classes to the number of classes"):
+        count_classes(weighted, source, 5)

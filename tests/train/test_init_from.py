@@ -1,7 +1,6 @@
 """Runs that start from other weights: what is loaded, what is new, and how they resume."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -376,19 +375,3 @@ def test_a_mixer_at_another_image_size_names_the_key_and_the_size(tmp_path):
     program = program_of(config_of(tmp_path, content))
     with pytest.raises(WeightsError, match=r"with 4x4 patches;.* set data.image_size to 8$"):
         start_from_weights(program)
-
-
-def test_a_much_larger_image_than_that_of_the_weights_is_a_warning(tmp_path, npz, caplog):
-    costs = {}
-    for side in (16, 64):
-        caplog.clear()
-        program = program_of(config_of(tmp_path, mapping(npz, side=side)))
-        start_from_weights(program)
-        costs[side] = program.flops_per_image
-        warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        assert len(warnings) == (side == 64)
-    advice = "--config.data.image_size=16 keeps the size"
-    # The weights have 3 classes, the run has 7.
-    ratio = int(re.search(r"costs (\d+) times as much", warnings[0])[1])
-    assert ratio == pytest.approx(costs[64] / costs[16], rel=0.02)
-    assert f"{costs[64] / 1e9:.3g} GFLOPs at 64 pixels now; {advice}" in warnings[0]

@@ -151,23 +151,6 @@ def test_a_run_killed_before_its_result_resumes_without_duplicate_lines(config, 
 
 
 @pytest.mark.slow
-def test_damaged_lines_are_told_when_a_run_resumes(config, damaged, caplog):
-    workdir, _ = damaged
-    path = workdir / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    first = next(i for i, line in enumerate(lines) if "train/loss" in line)
-    cut = lines[first][:9] + "\n"
-    path.write_text("".join([*lines[:first], cut, *lines[first + 1 :]]))
-    (workdir / "result.json").unlink()
-    shutil.rmtree(workdir / "checkpoints" / "20")
-    train(config, workdir, StopSignals())
-    (aside,) = workdir.glob("metrics-damaged-*.jsonl")
-    assert aside.read_text() == cut
-    assert f"line {first + 1} of metrics.jsonl: damaged, moved to {aside}" in caplog.text
-    assert [row["step"] for row in rows(workdir, "train/loss")] == [10, 15, 20]
-
-
-@pytest.mark.slow
 def test_every_training_line_has_the_figures_named_in_the_readme(finished):
     lines = [r for r in read_metrics(finished[0] / "metrics.jsonl") if "train/loss" in r]
     assert [line["step"] for line in lines] == [5, 10, 15, 20]

@@ -1,6 +1,5 @@
-"""List, inspect, check and pack datasets.
+"""Inspect, check and pack datasets.
 
-    python -m vit_jax data list --data_dir=DATA
     python -m vit_jax data info cifar10 --data_dir=DATA
     python -m vit_jax data check PHOTOS
     python -m vit_jax data prepare PHOTOS --name=photos --data_dir=DATA --short_side=256
@@ -44,17 +43,15 @@ _MAX_CLASSES = 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
     commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    listing = commands.add_parser("list", help="list the datasets in a folder")
     info = commands.add_parser("info", help="show features, splits, classes, format, fingerprint")
     check = commands.add_parser("check", help="decode every image")
     prepare = commands.add_parser("prepare", help="pack images into ArrayRecord shards")
     for sub in (info, check):
         sub.add_argument("name", metavar="NAME", help="dataset, or its path")
-    for sub in (listing, info, check, prepare):
+    for sub in (info, check, prepare):
         sub.add_argument("--data_dir", help="TFDS folder; default as for data.data_dir")
-    for sub in (listing, info, check):
-        sub.add_argument("--json", action="store_true", help="print one JSON object")
     for sub in (info, check):
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
         sub.add_argument(
             "--source",
             choices=("tfds", "folder", "csv", "captioned"),
@@ -97,53 +94,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "the arguments of python -m vit_jax data",
             "see python -m vit_jax data --help",
         )
-    commands = {"list": _list, "info": _info, "check": _check, "prepare": _prepare}
+    commands = {"info": _info, "check": _check, "prepare": _prepare}
     try:
         commands[args.what](args)
     except KeyboardInterrupt:
         log.info("stopped")
         return EXIT_STOPPED
     return 0
-
-
-def _list(args: argparse.Namespace) -> None:
-    from vit_jax.data.catalogue import bundled_missing, list_datasets
-    from vit_jax.data.sources import default_data_dir
-    from vit_jax.data.sources.tfds import convert_command
-
-    folder = user_path(args.data_dir) if args.data_dir else default_data_dir()
-    if args.data_dir and not folder.is_dir():
-        raise DataError(f"no folder {folder}", "a folder of TFDS datasets", "check --data_dir")
-    entries = list_datasets(folder)
-    if args.json:
-        _print_json(
-            {
-                e.name: {
-                    "path": str(e.path),
-                    "splits": e.splits,
-                    "classes": e.num_classes,
-                    "formats": e.formats,
-                    "bytes": e.num_bytes,
-                    "readable": e.readable,
-                }
-                for e in entries
-            }
-        )
-        return
-    table = _table("name", "examples", ">classes", ">MB", "format")
-    for e in entries:
-        table.add_row(
-            e.name,
-            ", ".join(f"{split} {count:,}" for split, count in e.splits.items()),
-            "-" if e.num_classes is None else f"{e.num_classes:,}",
-            f"{e.num_bytes / 1e6:,.1f}",
-            ", ".join(e.formats),
-        )
-    for name in bundled_missing(entries):
-        table.add_row(name, "", "", "", "prepared on first use")
-    _print(f"datasets in {folder}", table)
-    if not all(e.readable for e in entries):
-        print(f"tfrecord datasets have to be converted for training: {convert_command('PATH')}")
 
 
 def _info(args: argparse.Namespace) -> None:
@@ -286,9 +243,8 @@ def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]
 def _open_tfds(
     name: str, data_dir: str | None, keys: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, "Source"]]:
-    from vit_jax.data.catalogue import RANDOM_ACCESS
     from vit_jax.data.sources import TfdsSource
-    from vit_jax.data.sources.tfds import open_builder
+    from vit_jax.data.sources.tfds import RANDOM_ACCESS, open_builder
 
     builder = open_builder(name, data_dir)
     info = builder.info

@@ -176,10 +176,6 @@ class DataConfig(Section):
     captions: CaptionsConfig = section(CaptionsConfig)
     label_rule: LabelRule | None = option(None)
     """Computes the class from other features, see `data.sources.label_rules`."""
-    sampling: Literal["uniform", "balanced"] = option("uniform")
-    """uniform: every example once per epoch; balanced: every class equally often, cycling through
-    its examples. For balanced sampling, an epoch is still as many examples as the dataset has.
-    """
     on_bad_example: Literal["error", "skip"] = option("error")
     """What to do with an image that cannot be decoded or whose label is out of range."""
     num_classes: int | None = option(None, at_least=1)

@@ -119,7 +119,6 @@ def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
 
 # Options for labels, or for a head on the whole image.
 _ABOUT_LABELS = (
-    "data.sampling",
     "evaluation.by_class",
     "init.keep_head",
     "model.representation_size",

@@ -18,7 +18,7 @@ from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing
 from vit_jax.data.batch_buffers import BatchBuffers
 from vit_jax.data.cache import DecodedSource
-from vit_jax.data.order import BalancedOrder, ExampleOrder
+from vit_jax.data.order import ExampleOrder
 from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.base import is_remote, read_ahead
 from vit_jax.errors import DataError, UnreachableError
@@ -124,7 +124,6 @@ def train_batches(
     seed: int,
     start_step: int,
     end_step: int,
-    order: BalancedOrder | None = None,
     sizes: Sequence[Preprocessing] = (),
     shares: Sequence[float] = (),
 ) -> Feed:
@@ -136,11 +135,11 @@ def train_batches(
     another order, see `repeated_places`. So the batch of a step is the same after a resume, with
     any number of threads and processes, and when several hosts load parts of it.
 
-    `order` replaces `ExampleOrder`. With `sizes`, each step draws one of them, with the
+    With `sizes`, each step draws one of them, with the
     probabilities `shares`, in place of `preprocessing`, which must have their arrays. A DataError
     names the example that cannot be used.
     """
-    find: Callable[[Sequence[int]], list[int]] = order or ExampleOrder(len(source), seed)
+    find = ExampleOrder(len(source), seed)
     loaders = [_RowLoader(source, one, spec) for one in (sizes or (preprocessing,))]
 
     def positions(step: int, chunk: Sequence[int]) -> list[int]:

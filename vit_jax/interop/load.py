@@ -51,7 +51,6 @@ class ModelInfo:
         image_size: (height, width).
         class_names: None if the file has none, or its head was not kept.
         view: how images were cropped and resized when the weights were evaluated.
-        original: the file's model before the caller's changes; None: a new model.
         stored_normalization: None if it is not stored in the file.
     """
 
@@ -61,7 +60,6 @@ class ModelInfo:
     class_names: tuple[str, ...] | None
     view: EvalView
     report: LoadReport
-    original: AbstractModel | None = None
     stored_normalization: Normalization | None = None
 
 
@@ -216,7 +214,6 @@ def _new_model(
         class_names=None,
         view=EvalView(),
         report=report,
-        original=None,
         model=model,
     )
 
@@ -284,7 +281,6 @@ def read_weights(
         view=published.view,
         stored_normalization=published.normalization,
         report=report,
-        original=original,
         model=chosen.model,
         arrays=arrays,
         missing=tuple(name for name in chosen.shapes if name not in arrays),

@@ -5,15 +5,12 @@ metrics-000001.jsonl, metrics-000002.jsonl, ... The last one is written again, w
 seconds, until it is large; readers join them.
 
 A crash can cut off the last line, which the next writer deletes. Any other line that cannot be read
-is damaged. Readers leave it out, and the next writer moves it to metrics-damaged-TIME.jsonl.
+is damaged: it stays, and readers leave it out with a warning.
 """
 
-import dataclasses
-import itertools
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -41,9 +38,10 @@ def read_log(path: Path, is_valid: Callable[[Any], bool] = bool) -> list[dict[st
     rows: list[dict[str, Any]] = []
     for file in _files(path):
         found = _parse(file.read_bytes(), is_valid)
-        if found.damaged:
-            log.warning("%s of %s left out: not valid", found.damaged_lines, file)
-        rows += [row for _, row in found.lines]
+        damaged = [str(number) for number, _, row in found if row is None]
+        if damaged:
+            log.warning("%s: lines left out, not valid: %s", file, first_few(damaged, 5))
+        rows += [row for _, _, row in found if row is not None]
     return rows
 
 
@@ -54,7 +52,8 @@ def read_log_end(
     for file in _files(path)[-1:]:
         with file.open("rb") as opened:
             opened.seek(max(0, file.stat().st_size - num_bytes))
-            return [row for _, row in _parse(opened.read(), is_valid).lines]
+            rows = [row for _, _, row in _parse(opened.read(), is_valid)]
+            return [row for row in rows if row is not None]
     return []
 
 
@@ -72,33 +71,19 @@ def _files(path: Path) -> list[Path]:
     return [file for file in (path, *segments(path)) if file.is_file()]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Content:
-    """The lines of a file."""
+def _parse(
+    content: bytes, is_valid: Callable[[Any], bool]
+) -> list[tuple[int, bytes, dict[str, Any] | None]]:
+    """Returns number, line and JSON object of each line; None: it is damaged.
 
-    lines: list[tuple[bytes, dict[str, Any]]]  # each valid line and its JSON object
-    damaged: list[tuple[int, bytes]]  # number of the line, from 1, and the line
-
-    @property
-    def damaged_lines(self) -> str:
-        """Names the damaged lines.
-
-        >>> _Content([], [(3, b"x"), (5, b"y")]).damaged_lines
-        'lines 3, 5'
-        """
-        numbers = [str(number) for number, _ in self.damaged]
-        return f"line{'s' * (len(numbers) > 1)} {first_few(numbers, 5)}"
-
-
-def _parse(content: bytes, is_valid: Callable[[Any], bool]) -> _Content:
-    """Divides a file into lines. Empty lines and a last line that is cut off are left out."""
-    found = _Content([], [])
+    Empty lines and a last line that is cut off are left out.
+    """
+    found = []
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         row = _object(line)
-        if row is not None and is_valid(row):
-            found.lines.append((line, row))
-        elif line.endswith((b"\n", b"\r")) and line.strip():
-            found.damaged.append((number, line))
+        row = row if row is not None and is_valid(row) else None
+        if row is not None or (line.endswith((b"\n", b"\r")) and line.strip()):
+            found.append((number, line, row))
     return found
 
 
@@ -117,7 +102,7 @@ class LogFile:
     within `FLUSH_INTERVAL_S`; `flush` writes them now.
 
     Lines for which `keep` is False are deleted first, e.g. those of steps that a resumed run makes
-    again. Damaged lines (not `is_valid`) are moved to a file of their own.
+    again. Damaged lines (not `is_valid`) stay.
     """
 
     def __init__(
@@ -224,37 +209,13 @@ def _segment(path: Path, number: int) -> Path:
 
 
 def _clean(path: Path, keep: Callable[[Any], bool], is_valid: Callable[[Any], bool]) -> None:
-    """Rewrites a log file without its damaged lines, which are moved, and those not to be kept."""
-    damaged, what, num_valid, changed = [], [], 0, list[tuple[Path, bytes]]()
+    """Rewrites a log file without the lines that are not to be kept."""
     for file in _files(path):
         old = file.read_bytes()
-        content = _parse(old, is_valid)
-        new = _with_newline(b"".join(line for line, row in content.lines if keep(row)))
+        kept = [line for _, line, row in _parse(old, is_valid) if row is None or keep(row)]
+        new = _with_newline(b"".join(kept))
         if new != old:
-            changed.append((file, new))
-        num_valid += len(content.lines)
-        if content.damaged:
-            damaged += [_with_newline(line) for _, line in content.damaged]
-            what.append(f"{content.damaged_lines} of {file.name}")
-    if damaged:
-        aside = _new_file(path)
-        write_atomically(aside, b"".join(damaged))
-        log.warning(
-            "%s: damaged, moved to %s; the other %s lines are valid",
-            " and ".join(what),
-            aside,
-            f"{num_valid:,}",
-        )
-    for file, new in changed:
-        write_atomically(file, new)
-
-
-def _new_file(path: Path) -> Path:
-    """Returns the path of a file for damaged lines that does not exist yet."""
-    stem = f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    paths = (path.with_name(f"{name}{path.suffix}") for name in names)
-    return next(candidate for candidate in paths if not candidate.exists())
+            write_atomically(file, new)
 
 
 def _with_newline(content: bytes) -> bytes:

@@ -13,7 +13,6 @@ import numpy as np
 from vit_jax.config.run import Config
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import Feed, batch_spec, train_batches
-from vit_jax.data.order import BalancedOrder
 from vit_jax.data.sources import Source
 from vit_jax.parallel.mesh import host_rows
 from vit_jax.parallel.processes import StopAgreement
@@ -41,7 +40,6 @@ class RunContext:
     program: Program
     frozen: tuple[Any, ...]  # last arguments of the training and evaluation steps
     source: Source
-    order: BalancedOrder | None  # None: `ExampleOrder`
     start: Start
     folder: Path
     checkpoints: CheckpointFolder
@@ -70,7 +68,6 @@ class RunContext:
             seed=self.config.seed,
             start_step=step,
             end_step=self.program.total_steps,
-            order=self.order,
             sizes=self.program.padded_preprocessing,
             shares=self.config.flexible.shares,
         )
@@ -168,7 +165,6 @@ def open_context(
             program=program,
             frozen=program.load_frozen(),
             source=training.source,
-            order=inputs.order,
             start=start,
             folder=folder.path,
             checkpoints=checkpoints,

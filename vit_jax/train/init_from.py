@@ -18,17 +18,15 @@ from vit_jax.config.run import Config
 from vit_jax.data.class_names import head_columns
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError, WeightsError
-from vit_jax.interop.load import ModelInfo, Weights, read_weights
+from vit_jax.interop.load import Weights, read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS, Normalization
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
-from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.heads import HEAD_OPTIONS
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.registry import model_options, model_shape
 from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.named_tree import leaf_names, named_leaves
-from vit_jax.parallel.processes import is_first_host
 from vit_jax.storage.files import read_json
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
@@ -37,8 +35,6 @@ log = logging.getLogger(__name__)
 
 # How the parameters of a pair's image tower start.
 _IMAGE_TOWER = "image/"
-# A run that costs this many times more than the model of its weights gets a warning.
-_COST_JUMP = 4.0
 # Argument of `read_weights` -> config key that sets it.
 _CONFIG_KEYS = {
     **{
@@ -97,8 +93,6 @@ def start_from_weights(
             **_loaded_model(config, options).to_mapping(),
         )
         _check_normalization(init.normalization, found.stored_normalization)
-    if is_first_host():
-        warn_of_cost(config.init_from, found)
     if source is not None and init.keep_head and program.task.num_outputs:
         _order_head(found, source, config.init_from)
     found = _as_part(found, tower)
@@ -128,32 +122,6 @@ def start_from_weights(
 
     shardings = jax.tree.map(lambda s: s.sharding, abstract)
     return jax.jit(start, out_shardings=shardings)(params), found.report
-
-
-def warn_of_cost(source: str, found: ModelInfo) -> None:
-    """Logs a warning if an image costs this run many times what it has cost the source's model.
-
-    The usual fine-tuning from 224 to 384 pixels costs three times as much and is no surprise.
-    """
-    before = found.original
-    if before is None:
-        return
-    macs = [
-        forward_macs(m.options, num_classes=m.num_classes, image_size=m.image_size)
-        for m in (before, found)
-    ]
-    if macs[1] < _COST_JUMP * macs[0]:
-        return
-    was, now = (
-        f"{training_flops(count) / 1e9:.3g} GFLOPs at {m.image_size[0]} pixels"
-        for count, m in zip(macs, (before, found), strict=True)
-    )
-    smaller = before.image_size[0] < found.image_size[0]
-    fix = f"; --config.data.image_size={before.image_size[0]} keeps the size of the weights"
-    log.warning(
-        "training on an image costs %.0f times as much as for the weights of %s: %s, and %s now%s",
-        *(macs[1] / macs[0], source, was, now, fix if smaller else ""),
-    )
 
 
 def _new_parameters(

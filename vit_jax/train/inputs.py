@@ -6,12 +6,21 @@ Most mistakes in a config are found here, before anything is written.
 import dataclasses
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Int
+
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
-from vit_jax.data.balance import build_balance
-from vit_jax.data.order import BalancedOrder
-from vit_jax.data.sources import TrainingData, class_count, open_training_data, with_subset_hash
-from vit_jax.errors import ConfigError
+from vit_jax.config.task import task_config
+from vit_jax.data.sources import (
+    LabelledSource,
+    Source,
+    TrainingData,
+    class_count,
+    open_training_data,
+    with_subset_hash,
+)
+from vit_jax.errors import ConfigError, DataError
 from vit_jax.evaluation.classification import has_few_classes
 from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.evaluation.splits import SplitEvaluator
@@ -75,7 +84,6 @@ class RunInputs:
     config: Config  # with the hash of the training subset
     program: Program
     training: TrainingData
-    order: BalancedOrder | None  # None: `ExampleOrder`
     evaluators: Evaluators
 
 
@@ -86,18 +94,40 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
     num_classes = class_count(source, config.data.num_classes)
     check_metrics(config, num_classes)
     check_sizes(config, num_classes)
-    balance = build_balance(config, source, num_classes)
     program = program or build_program(
         config,
         make_mesh(config.mesh),
         num_classes=num_classes,
         num_examples=len(source),
-        class_counts=balance.counts,
+        class_counts=count_classes(config, source, num_classes),
         source=source,
     )
     report = workdir.expanduser() / "report"
     evaluators = Evaluators(config, program, len(source), report)
-    return RunInputs(config, program, training, balance.order, evaluators)
+    return RunInputs(config, program, training, evaluators)
+
+
+def count_classes(config: Config, source: Source, num_classes: int) -> Int[np.ndarray, " C"] | None:
+    """Returns the training examples of each class; None if the task does not need them."""
+    key = task_config(config.task).class_counts_key(config)
+    if key is None:
+        return None
+    if not isinstance(source, LabelledSource):
+        raise DataError(
+            f"'{key}' for {source.name}, whose labels cannot be listed",
+            "a single dataset",
+            f"leave {key} out",
+        )
+    labels = source.labels().astype(np.int64)
+    good = (labels >= 0) & (labels < num_classes)
+    if not good.all() and config.data.on_bad_example == "error":
+        bad = int(np.flatnonzero(~good)[0])
+        raise DataError(
+            f"label {labels[bad]} of example {bad} of {source.name}",
+            f"0 to {num_classes - 1}",
+            "set data.num_classes to the number of classes, or repair the dataset",
+        )
+    return np.bincount(labels[good], minlength=num_classes)
 
 
 def check_metrics(config: Config, num_classes: int) -> None:

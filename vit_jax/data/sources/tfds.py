@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.builders import BUNDLED
-from vit_jax.data.catalogue import prepared_folders
 from vit_jax.data.records import label_of
 from vit_jax.data.sources.array_record import BucketRecords, Shard
 from vit_jax.data.sources.base import (
@@ -40,6 +39,8 @@ from vit_jax.storage.paths import is_bucket, user_path
 
 CHECKSUMS = "checksums.sha256"
 """Optional file next to the shards, in the format of `sha256sum`; part of the fingerprint."""
+RANDOM_ACCESS = ("array_record", "parquet")
+"""Formats that training can read."""
 _CLASS_KEYS = ("pythonClassName", "python_class_name")
 # All labels of a local dataset of this size are read in about a second.
 _FEW_EXAMPLES = 5000
@@ -288,9 +289,15 @@ def _feature_classes(content: Any) -> Iterator[str]:
             yield from _feature_classes(value)
 
 
+def _prepared_folders(data_dir: Path) -> list[Path]:
+    """Returns the folders NAME/VERSION and NAME/CONFIG/VERSION of prepared datasets."""
+    depths = ("*/*", "*/*/*")
+    return [p.parent for depth in depths for p in data_dir.glob(f"{depth}/dataset_info.json")]
+
+
 def _hint(base: str, folder: Path) -> str:
     """Returns what to do when a dataset is not in a folder."""
-    known = sorted({p.relative_to(folder).parts[0] for p in prepared_folders(folder)} | {*BUNDLED})
+    known = sorted({p.relative_to(folder).parts[0] for p in _prepared_folders(folder)} | {*BUNDLED})
     if base in known:
         return f"see {folder / base} for its versions; prepare it again if files are missing"
     hint = f"set data_dir to the folder that contains it (found here: {', '.join(known[:20])})"

@@ -57,18 +57,6 @@ class LossConfig(Section):
             )
 
 
-def _check(config: Any) -> None:
-    """Raises ConfigError if the imbalance of the classes would be corrected twice."""
-    if config.data.sampling == "balanced" and config.loss.class_weights != "none":
-        raise ConfigError(
-            f"is {config.loss.class_weights!r} with 'data.sampling' 'balanced', which already draws"
-            " all classes equally often",
-            "one of the two",
-            "leave one out",
-            key="loss.class_weights",
-        )
-
-
 def _class_counts_key(config: Any) -> str | None:
     return None if config.loss.class_weights == "none" else "loss.class_weights"
 
@@ -76,7 +64,6 @@ def _class_counts_key(config: Any) -> str | None:
 ACCURACIES = ("accuracy_top1", "accuracy_top5", "accuracy_per_class_mean", "roc_auc")
 TASK = TaskConfig(
     sections={"mixing": MixingConfig, "loss": LossConfig},
-    check=_check,
     class_counts_key=_class_counts_key,
     accuracies=ACCURACIES,
 )

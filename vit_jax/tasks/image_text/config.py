@@ -9,7 +9,6 @@ from vit_jax.schema import Section, option
 
 # Options for labels, for sequences of patches, or for metrics that this task does not have.
 _UNUSED = (
-    "data.sampling",
     "data.sequence_length",
     "early_stopping.metric",
     "evaluation.by_class",
