@@ -72,7 +72,6 @@ def test_the_proposed_config_key_is_accepted(capsys, wrong, value):
         (["config", "--config=quickstar"], "--config=quickstar"),
         (["config", "--config=deit3:S/61"], "S/61"),
         (["config", "optimizr"], "optimizr"),
-        (["data", "lst"], "lst"),
     ],
 )
 def test_the_proposed_word_is_accepted(capsys, call, wrong):

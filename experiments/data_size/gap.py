@@ -70,22 +70,32 @@ def draw_cells(runs: Sequence[Run]) -> Cells:
     }
 
 
-def gap_table(cells: Cells) -> str:
-    """Returns the table, as Markdown."""
-    lines = []
+def gap_tables(cells: Cells) -> str:
+    """Returns the tables of accuracies and of the ResNet's lead, as Markdown."""
+    accuracies, leads = [], []
     for size in sorted({at[0] for at in cells}):
         found = {family: cells.get((size, family, "chosen")) for family in FAMILIES}
         lead = _lead(cells, size, "ViT", "chosen")
         usual = _lead(cells, size, "ViT", "shared")
         due = None if usual is None or lead is None else usual - lead
         shown = [found[family] for family in FAMILIES]
-        leads = (lead, _lead(cells, size, "hybrid", "chosen"), usual, due)
-        lines.append(
-            [f"{size:,}", *map(_percent, shown), f"{PIXELS[size]:.1f}", *map(_points, leads)]
-        )
-    header = ["images", *FAMILIES, "pixels", "ResNet ahead of ViT", "of hybrid",
-              "of ViT, usual heads, one rate", "usual minus chosen"]  # fmt: skip
-    return markdown_table(header, lines)
+        accuracies.append([f"{size:,}", *map(_percent, shown), f"{PIXELS[size]:.1f}"])
+        differences = (_lead(cells, size, "hybrid", "chosen"), lead, usual, due)
+        leads.append([f"{size:,}", *map(_points, differences)])
+    header = [
+        "images",
+        "ResNet - hybrid",
+        "ResNet - ViT",
+        "with usual heads and one rate",
+        "change",
+    ]
+    return "\n\n".join(
+        [
+            markdown_table(["images", *FAMILIES, "pixels"], accuracies),
+            "Lead of the ResNet, in percentage points:",
+            markdown_table(header, leads),
+        ]
+    )
 
 
 def _lead(cells: Cells, size: int, behind: str, settings: str) -> np.ndarray | None:
@@ -96,18 +106,17 @@ def _lead(cells: Cells, size: int, behind: str, settings: str) -> np.ndarray | N
         return None
 
 
-def trend(cells: Cells, behind: str = "ViT") -> str:
-    """Returns a sentence on the lead at the largest and the smallest size."""
-    leads = {size: _lead(cells, size, behind, "chosen") for size in {at[0] for at in cells}}
-    known = {size: lead for size, lead in sorted(leads.items()) if lead is not None}
-    if len(known) < 2:
-        return ""
-    (small, first), *_, (large, last) = known.items()
-    change = last - first
-    return (
-        f"From {small:,} to {large:,} images the lead of the ResNet over the {behind} changes by"
-        f" {_points(change)} points."
-    )
+def trend(cells: Cells) -> str:
+    """Returns a sentence on the ResNet's lead at the largest and the smallest size."""
+    changes, ends = [], ""
+    for behind in ("ViT", "hybrid"):
+        leads = {size: _lead(cells, size, behind, "chosen") for size in {at[0] for at in cells}}
+        known = {size: lead for size, lead in sorted(leads.items()) if lead is not None}
+        if len(known) > 1:
+            (small, first), *_, (large, last) = known.items()
+            changes.append(f"over the {behind} by {_points(last - first)}")
+            ends = f"From {small:,} to {large:,} images the ResNet's lead changes "
+    return f"{ends}{' and '.join(changes)} points." if changes else ""
 
 
 def still_falling(runs: Sequence[Run]) -> str:
@@ -172,8 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cells = draw_cells(runs)
     text = "\n\n".join(
         [
-            gap_table(cells),
-            " ".join(trend(cells, behind) for behind in ("ViT", "hybrid")),
+            gap_tables(cells),
+            trend(cells),
             f"Chosen heads and rates:\n\n{settings_table(runs)}",
             "Change of the held-out loss in the last quarter of the runs:\n\n"
             f"{still_falling(runs)}",

@@ -6,7 +6,7 @@
 #   bash experiments/launch/tpu_pod.sh watch    follows the log of worker 0
 #   bash experiments/launch/tpu_pod.sh keep     create, setup and train, again and again while a
 #                                               spot slice is taken away, until the run has ended;
-#                                               exits with the run's code
+#                                               exits with the run's code. The slice stays
 #   bash experiments/launch/tpu_pod.sh delete   gives it back
 # With --dry_run after it, each prints what it would do.
 set -euo pipefail

@@ -30,7 +30,7 @@ def blocks(language, text):
 
 
 def test_install_and_train_and_test_take_one_line_each():
-    install_and_train, install_and_test = blocks("bash", README)[:2]
+    install_and_train, *_, install_and_test = blocks("bash", README)
     assert len(install_and_train.strip().splitlines()) == 1
     assert "-r requirements.txt" in install_and_train
     assert "train --config=configs/quickstart.py --workdir=runs/quickstart" in install_and_train

@@ -482,7 +482,7 @@ def test_a_resnet_takes_its_own_options():
 
 def test_list_models_is_public():
     assert "ViT-Ti/16" in vit_jax.list_models()
-    assert len(vit_jax.list_models()) == 9 * 4 + 6 + 5 * 4 + 4 * 3 + 7 + 16
+    assert {*IMAGE_MODELS} < {*vit_jax.list_models()}
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_the_mean_leads_of_data_size_equal_the_committed_ones(folders):
     cells = gap["draw_cells"](gap["read_finals"](folders("data_size")))
     page = (EXPERIMENTS / "data_size" / "README.md").read_text()
     # The intervals pair test images, whose predictions are not committed.
-    made, committed = (re.sub(r" \[.*?\]", "", text) for text in (gap["gap_table"](cells), page))
+    made, committed = (re.sub(r" \[.*?\]", "", text) for text in (gap["gap_tables"](cells), page))
     assert made in committed
 
 

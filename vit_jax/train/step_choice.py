@@ -133,7 +133,7 @@ def choose_step(
     wanted = Wanted(options.scan, options.remat, config.accumulation_steps)
     stack = family_of(options.name).stack
     if stack is None:
-        return _choose_defaults(wanted, "the only choice for a model without a stack of layers")
+        return _choose_defaults(wanted, "nothing to choose without a stack of layers")
     images = config.data.global_batch_size // num_batch_shards(mesh)
     work = StepWork(
         stack=_in_training(stack(options, model_image_size(config)), task.activations),
