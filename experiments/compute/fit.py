@@ -26,7 +26,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.report.labels import family
 
 LOSS = "eval/test/loss"
-DRAWS = 200
+DRAWS = 1000
 """Number of laws of the bootstrap."""
 # Residuals of the logarithm beyond this count linearly.
 _HUBER = 1e-3
@@ -84,8 +84,11 @@ class Fit:
     residuals: _Values
 
 
-def fit_law(sizes: _Values, examples: _Values, losses: _Values) -> Fit:
-    """Fits the law to runs; ConfigError if they are too few for five unknowns."""
+def fit_law(sizes: _Values, examples: _Values, losses: _Values, seed: int = 0) -> Fit:
+    """Fits the law to runs; ConfigError if they are too few for five unknowns.
+
+    Families whose laws are compared need different seeds of the bootstrap.
+    """
     counts = (len(losses), len({*sizes.tolist()}), len({*examples.tolist()}))
     if any(count < least for count, least in zip(counts, _LEAST.values(), strict=True)):
         raise ConfigError(
@@ -102,7 +105,7 @@ def fit_law(sizes: _Values, examples: _Values, losses: _Values) -> Fit:
     law = _law(best.x, sizes, examples)
     predicted = law.loss(sizes, examples)
     residuals = np.log(losses / predicted) * math.sqrt(len(losses) / max(1, len(losses) - 5))
-    random, drawn = np.random.default_rng(0), []
+    random, drawn = np.random.default_rng(seed), []
     for _ in range(DRAWS):
         again = predicted * np.exp(random.choice(residuals, len(residuals)))
         drawn.append(_law(_minimum(sizes, examples, again, best.x).x, sizes, examples))
@@ -131,8 +134,9 @@ def _law(x: np.ndarray, sizes: _Values, examples: _Values) -> ScalingLaw:
     return ScalingLaw(math.exp(floor), math.exp(by_size + a * n), a, math.exp(by_data + b * d), b)
 
 
-def _fit(runs: pd.DataFrame) -> Fit:
-    return fit_law(*(runs[key].to_numpy(float) for key in ("parameters", "examples_seen", LOSS)))
+def _fit(runs: pd.DataFrame, seed: int) -> Fit:
+    values = (runs[key].to_numpy(float) for key in ("parameters", "examples_seen", LOSS))
+    return fit_law(*values, seed=seed)
 
 
 def _range(values: Any, *middle: float) -> str:
@@ -144,10 +148,10 @@ def compare(runs: pd.DataFrame) -> None:
     """Prints the compute that each family needs for an equal loss, and the ratios."""
     loss = runs.groupby("family")[LOSS].min().max()
     costs, drawn = {}, {}
-    for name, own in runs.groupby("family"):
+    for seed, (name, own) in enumerate(runs.groupby("family")):
         an_example = (own["train_exaflops"] / own["examples_seen"]).groupby(own["parameters"])
         sizes = an_example.mean().to_dict()
-        fit = _fit(own)
+        fit = _fit(own, seed)
         costs[name], *drawn_costs = (
             min(law.examples_for(loss, size) * cost for size, cost in sizes.items())
             for law in (fit.law, *fit.drawn)
@@ -165,9 +169,9 @@ def predict(runs: pd.DataFrame) -> None:
     """Prints the loss of each model's longest runs as its family's shorter runs predict it."""
     random = np.random.default_rng(0)
     print("loss of the longest runs, predicted by the shorter ones, and measured")
-    for _, own in runs.groupby("family"):
+    for seed, (_, own) in enumerate(runs.groupby("family")):
         last = own.groupby("parameters")["examples_seen"].transform("max") == own["examples_seen"]
-        fit = _fit(own[~last])
+        fit = _fit(own[~last], seed)
         for (size, examples), came in own[last].groupby(["parameters", "examples_seen"]):
             noise = random.choice(fit.residuals, (DRAWS, len(came))).mean(axis=1)
             drawn = [law.loss(size, examples) for law in fit.drawn] * np.exp(noise)

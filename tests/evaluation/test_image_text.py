@@ -1,4 +1,4 @@
-"""Zero-shot classification and retrieval by hand; published templates; the command."""
+"""Zero-shot classification by hand; published templates; the command."""
 
 import json
 
@@ -13,18 +13,16 @@ from vit_jax.__main__ import main
 from vit_jax.config.captions import CaptionsConfig
 from vit_jax.config.data import DataConfig
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.data.arrays import image_only, labelled_image
-from vit_jax.data.captions import Captions, build_captions
+from vit_jax.data.arrays import labelled_image
+from vit_jax.data.captions import Captions
 from vit_jax.data.loader import BatchSpec
 from vit_jax.data.sources import open_source
 from vit_jax.data.tokenizers import load_tokenizer
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import ConfigError, DataError, FileError
-from vit_jax.evaluation import retrieval
 from vit_jax.evaluation.classification import PredictionTotals
 from vit_jax.evaluation.embeddings import EvaluatedImages
 from vit_jax.evaluation.prompts import published_templates, read_class_names, read_templates
-from vit_jax.evaluation.retrieval import evaluate_retrieval, recalled
 from vit_jax.evaluation.zeroshot import class_embeddings, evaluate_zero_shot
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
@@ -128,70 +126,6 @@ def test_zero_shot_arguments_that_are_wrong(tokenizer, labelled):
         evaluate_zero_shot(Colours(), tokenizer, labelled, list(COLOURS), [])
 
 
-def test_recall_by_hand():
-    # Similarities of two images to three captions, the last two of image 1.
-    queries = np.eye(2, dtype=np.float32)
-    keys = np.array([[0.2, 0.9], [0.5, 0.3], [0.1, 0.8]], np.float32)
-    owners, own = np.array([0, 1, 1], np.int32), np.arange(2, dtype=np.int32)
-    # Image 0 prefers caption 1 (0.5) to its own (0.2). Image 1 prefers caption 0 (0.9).
-    assert recalled(queries, keys, own, owners).tolist() == [[False, True, True]] * 2
-    # Captions 0 and 1 prefer the other image, caption 2 its own.
-    assert recalled(keys, queries, owners, own)[:, 0].tolist() == [False, False, True]
-
-
-@pytest.mark.parametrize("block", [4, 16, 100])
-def test_recall_in_blocks_equals_that_of_the_whole_matrix(block, monkeypatch):
-    monkeypatch.setattr(retrieval, "_BLOCK", block)
-    rng = np.random.default_rng(0)
-    queries, keys = (rng.standard_normal((n, 5)).astype(np.float32) for n in (37, 53))
-    own = np.arange(37, dtype=np.int32)
-    owners = rng.integers(37, size=53).astype(np.int32)
-    order = np.argsort(-(queries @ keys.T), axis=1)
-    right = owners[order] == own[:, None]
-    expected = np.stack([right[:, :k].any(1) for k in (1, 5, 10)], 1)
-    np.testing.assert_array_equal(recalled(queries, keys, own, owners), expected)
-
-
-def test_equal_embeddings_are_chance():
-    same = np.ones((50, 4), np.float32) / 2
-    own = np.arange(50, dtype=np.int32)
-    assert recalled(same, same, own, own).mean(0).tolist() == [0.02, 0.1, 0.2]
-
-
-def test_retrieval_of_several_captions(tokenizer, tmp_path, mesh):
-    pictures = {
-        "red": ((255, 0, 0), ["a red thing", "big red red"]),
-        "green": ((0, 255, 0), ["a green thing"]),
-        "violet": ((200, 0, 255), ["blue green green"]),
-    }
-    lines = []
-    for name, (colour, texts) in pictures.items():
-        (tmp_path / f"{name}.png").write_bytes(solid(colour))
-        lines.append({"path": f"{name}.png", "caption": texts})
-    path = tmp_path / "captions.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    data = DataConfig(
-        source="captioned",
-        name="colours",
-        data_dir=str(path),
-        global_batch_size=2,
-        captions=CaptionsConfig(tokenizer=str(tmp_path / "tokenizer.json")),
-    )
-    images = EvaluatedImages(
-        open_source(data, "train"), image_only(TRANSFORM, 8), BatchSpec(2, range(2)), mesh
-    )
-    found = evaluate_retrieval(Colours(), build_captions(data.captions, TEXT), images)
-    metrics = found.metrics()
-    assert (metrics["examples"], metrics["captions"]) == (3, 4)
-    # Violet (0.62, 0, 0.79) is nearer to "a red thing" (1, 0, 0) than to its own, (0, 2, 1) / 5.
-    assert metrics["image_to_text/recall_at_1"] == pytest.approx(2 / 3)
-    # That caption is nearest to green. "big red red", (2, 1, 0) / sqrt 5, is nearest to red.
-    assert metrics["text_to_image/recall_at_1"] == 0.75
-    assert metrics["image_to_text/recall_at_5"] == metrics["text_to_image/recall_at_5"] == 1
-    low, high = found.intervals()["text_to_image/recall_at_1"]
-    assert low <= 0.75 <= high
-
-
 def test_published_templates():
     found = published_templates()
     sizes = {name: len(templates) for name, templates in found.items()}
@@ -257,32 +191,10 @@ def test_the_command_classifies(weights, folder, tmp_path, capsys):
     assert (report / "correct-zeroshot-train.json").is_file()
 
 
-def test_the_command_retrieves(weights, tmp_path, capsys):
-    (tmp_path / "metadata.csv").write_text(
-        "file_name,caption\n" + "".join(f"{name}.png,a {name} thing\n" for name in COLOURS)
-    )
-    for name, colour in COLOURS.items():
-        (tmp_path / f"{name}.png").write_bytes(solid(colour))
-    arguments = ["zeroshot", str(weights), "--retrieval", f"--data={tmp_path}", "--batch_size=8"]
-    assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["image_to_text/recall_at_5"] == found["text_to_image/recall_at_5"] == 1
-    assert main(arguments) == 0
-    assert "retrieval of 3 captions and their images" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--retrieval", "--prompts=short"], "--prompts is for classification"),
-        (["--caption=text"], "--caption is for retrieval"),
-        (["--tokenizer=gone.model"], "no file gone.model"),
-    ],
-)
-def test_the_command_says_what_is_wrong(weights, folder, capsys, arguments, message):
-    assert main(["zeroshot", str(weights), f"--data={folder}", *arguments]) == 2
+def test_a_missing_vocabulary_is_a_one_line_error(weights, folder, capsys):
+    assert main(["zeroshot", str(weights), f"--data={folder}", "--tokenizer=gone.model"]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert "no file gone.model" in error
     assert error.strip().count("\n") == 0
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.compute.fit import DRAWS, ScalingLaw, fit_law, main
+from experiments.compute import fit
+from experiments.compute.fit import ScalingLaw, fit_law, main
 from vit_jax.errors import ConfigError
 
 LAW = ScalingLaw(0.5, 40.0, 0.4, 90.0, 0.5)
@@ -12,6 +13,11 @@ SIZES, EXAMPLES = (
     values.ravel()
     for values in np.meshgrid([2e4, 5e4, 1e5, 3e5], [1e4, 3e4, 1e5, 3e5, 1e6], indexing="ij")
 )
+
+
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch):
+    monkeypatch.setattr(fit, "DRAWS", 200)
 
 
 def test_the_loss_by_hand():
@@ -42,7 +48,7 @@ def test_the_interval_of_the_bootstrap_holds_the_truth_and_shrinks_with_the_nois
         random = np.random.default_rng(1)
         losses = LAW.loss(SIZES, EXAMPLES) * np.exp(random.normal(0, noise, len(SIZES)))
         drawn = fit_law(SIZES, EXAMPLES, losses).drawn
-        assert len(drawn) == DRAWS
+        assert len(drawn) == fit.DRAWS
         low, high = np.quantile([law.loss(3e5, 3e6) for law in drawn], [0.025, 0.975])
         assert low < LAW.loss(3e5, 3e6) < high
         widths.append(high - low)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.tasks.image_text import totals
 from vit_jax.tasks.image_text.losses import LOSSES, sigmoid_loss, softmax_loss
 
 TWO = jnp.eye(2)
@@ -68,3 +69,18 @@ def test_value_and_gradient_are_those_of_the_formula(kind):
     want = jax.value_and_grad(lambda *a: 2 * plain(kind, *a), every)(*arguments)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("block", [4, 16, 100])
+def test_recall_in_blocks_equals_that_of_the_whole_matrix(block, monkeypatch):
+    monkeypatch.setattr(totals, "_BLOCK", block)
+    rng = np.random.default_rng(0)
+    queries, keys = (rng.standard_normal((37, 5)).astype(np.float32) for _ in range(2))
+    order = np.argsort(-(queries @ keys.T), axis=1)
+    expected = np.argmax(order == np.arange(37)[:, None], axis=1)
+    np.testing.assert_array_equal(totals.keys_before_own(queries, keys), expected)
+
+
+def test_equal_embeddings_are_chance():
+    same = np.ones((50, 4), np.float32) / 2
+    assert totals.keys_before_own(same, same).tolist() == list(range(50))

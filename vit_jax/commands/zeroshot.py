@@ -1,9 +1,8 @@
-"""Evaluate a pair of towers: zero-shot classification, or retrieval of images and captions.
+"""Classify images by captions of the classes, with an image and a text tower (zero-shot).
 
     python -m vit_jax zeroshot runs/clip --data=cifar10 --prompts=cifar10
     python -m vit_jax zeroshot SIGLIP_FOLDER --data=imagenet2012 --split=validation --prompts=lit
     python -m vit_jax zeroshot lit.npz --tokenizer=vocab.txt --data=PHOTOS --prompts="a photo of {}"
-    python -m vit_jax zeroshot CLIP_FOLDER --retrieval --data=captions.jsonl
 
 CHECKPOINT is the weights of CLIP, SigLIP or LiT: a run folder, a folder of transformers, or an npz
 file. --tokenizer is their vocabulary: a sentencepiece .model, tokenizer.json, vocab.txt, or a
@@ -12,8 +11,7 @@ the run, or looks for it in the folder of CHECKPOINT.
 
 --data is a TFDS dataset, a folder of images in one subfolder for each class, or a CSV file of
 path,label. The class whose captions are most similar to an image is predicted; --prompts makes
-captions from the names of classes. With --retrieval, --data has captions: a TFDS dataset, a CSV or
-JSONL file, or a folder of tar files in WebDataset's layout. It prints recall at 1, 5 and 10.
+captions from the names of classes.
 """
 
 import argparse
@@ -33,7 +31,6 @@ from vit_jax.storage.files import json_text, write_json
 from vit_jax.storage.paths import check_output_folder, user_path
 
 if TYPE_CHECKING:
-    from vit_jax.data.captions import Captions
     from vit_jax.data.sources import Source
     from vit_jax.data.tokenizers import Tokenizer
     from vit_jax.evaluation.embeddings import EvaluatedImages
@@ -70,10 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--classes", metavar="FILE", help="names of the classes, one a line, in label order"
     )
     parser.add_argument(
-        "--retrieval", action="store_true", help="recall between images and captions"
-    )
-    parser.add_argument("--caption", metavar="KEY", help="feature or column of captions (caption)")
-    parser.add_argument(
         "--batch_size", type=positive_int, help=f"images per batch ({_BATCH_SIZE} per device)"
     )
     parser.add_argument(
@@ -89,7 +82,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.parallel.processes import is_first_host
 
-    _check(args)
+    if args.report is not None:
+        check_output_folder(args.report)
     with started(args, ZeroShotConfig(checkpoint=args.checkpoint, data=args.data)):
         result = _evaluate(args, overrides)
         if is_first_host():
@@ -100,21 +94,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             else:
                 _print(result)
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Raises ConfigError for arguments that the other evaluation reads."""
-    wrong = ("prompts", "classes", "label_key", "report") if args.retrieval else ("caption",)
-    for name in wrong:
-        if getattr(args, name) is not None:
-            expected = "classification" if args.retrieval else "retrieval"
-            raise ConfigError(
-                f"--{name} is for {expected}",
-                "arguments of one evaluation",
-                "remove it" if args.retrieval else "remove it, or add --retrieval",
-            )
-    if args.report is not None:
-        check_output_folder(args.report)
 
 
 def _evaluate(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
@@ -132,12 +111,11 @@ def _evaluate(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     mesh = make_mesh(MeshConfig())
     data = _data(args, args.batch_size or _BATCH_SIZE * num_batch_shards(mesh))
     check_batch_size(mesh, data.global_batch_size, "--batch_size")
-    templates = () if args.retrieval else read_templates(args.prompts or _PROMPTS)
+    templates = read_templates(args.prompts or _PROMPTS)
     given = _captions_config(args)
     load_tokenizer(user_path(str(given.tokenizer)), context_length=1)
-    feature = (args.caption or "caption").partition("/")[0] if args.retrieval else "label"
-    source = open_source(data, args.split, (feature,))
-    names = () if args.retrieval else read_class_names(args.classes, source.class_names)
+    source = open_source(data, args.split)
+    names = read_class_names(args.classes, source.class_names)
     loaded = load_model(args.checkpoint, args, overrides, quiet=not is_first_host())
     model = loaded.model
     if not isinstance(model, TwoTowers):
@@ -146,7 +124,7 @@ def _evaluate(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
             "a pair of an image and a text tower, such as CLIP",
             "use `eval` or `fewshot` for image models",
         )
-    captions = _captions(args, given, loaded)
+    tokenizer = _tokenizer(args, given, loaded)
     images = _images(args, data, source, loaded, mesh)
     graphdef, state = nnx.split(model)
     params = shard_params(nnx.to_pure_dict(state), MeshConfig(), mesh)
@@ -157,9 +135,7 @@ def _evaluate(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
         "data": args.data,
         "split": args.split,
     }
-    if args.retrieval:
-        return result | _retrieval(placed, captions, images)
-    return result | _zero_shot(args, placed, captions.tokenizer, images, names, templates)
+    return result | _zero_shot(args, placed, tokenizer, images, names, templates)
 
 
 def _zero_shot(
@@ -193,23 +169,12 @@ def _zero_shot(
     }
 
 
-def _retrieval(
-    model: "TwoTowers", captions: "Captions", images: "EvaluatedImages"
-) -> dict[str, Any]:
-    from vit_jax.evaluation.retrieval import evaluate_retrieval
-
-    found = evaluate_retrieval(model, captions, images)
-    counts = {name: int(found.metrics()[name]) for name in ("examples", "captions")}
-    intervals = {name: list(ends) for name, ends in found.intervals().items()}
-    return {**found.metrics(), **counts, "intervals": intervals}
-
-
 def _data(args: argparse.Namespace, batch_size: int) -> DataConfig:
     """Returns the data section of --data."""
     path = user_path(args.data)
     kind, name = "tfds", args.data
     if path.exists():
-        kind = "captioned" if args.retrieval else "folder" if path.is_dir() else "csv"
+        kind = "folder" if path.is_dir() else "csv"
         name = path.stem
     args.split = args.split or ("test" if kind == "tfds" else "train")
     return DataConfig(
@@ -225,7 +190,7 @@ def _data(args: argparse.Namespace, batch_size: int) -> DataConfig:
 def _captions_config(args: argparse.Namespace) -> CaptionsConfig:
     """Returns how texts become tokens, as the arguments or the config of a run say."""
     found = _config_of_run(args.checkpoint)
-    changes: dict[str, Any] = {"feature": args.caption, "templates": ()}
+    changes: dict[str, Any] = {"feature": None, "templates": ()}
     for name in ("canonicalize", "pad_token"):
         if getattr(args, name) is not None:
             changes[name] = getattr(args, name)
@@ -233,8 +198,8 @@ def _captions_config(args: argparse.Namespace) -> CaptionsConfig:
     return found.replace(**changes)
 
 
-def _captions(args: argparse.Namespace, config: CaptionsConfig, loaded: "Loaded") -> "Captions":
-    """Returns the captions of the data, with the tokenizer of the weights."""
+def _tokenizer(args: argparse.Namespace, config: CaptionsConfig, loaded: "Loaded") -> "Tokenizer":
+    """Returns the tokenizer of the weights."""
     from vit_jax.data.captions import build_captions
     from vit_jax.data.tokenizers import published_conventions
     from vit_jax.models.two_towers import TwoTowersConfig
@@ -246,7 +211,7 @@ def _captions(args: argparse.Namespace, config: CaptionsConfig, loaded: "Loaded"
         given = config.canonicalize, config.pad_token
         canonicalize, pad = (u if g is None else g for g, u in zip(given, usual, strict=True))
         config = config.replace(canonicalize=canonicalize, pad_token=pad)
-    return build_captions(config, options.text)
+    return build_captions(config, options.text).tokenizer
 
 
 def _config_of_run(checkpoint: str) -> CaptionsConfig:
@@ -276,7 +241,7 @@ def _images(
     """Returns the images of a split with the preprocessing of the weights."""
     import numpy as np
 
-    from vit_jax.data.arrays import image_only, labelled_image
+    from vit_jax.data.arrays import labelled_image
     from vit_jax.data.loader import batch_spec
     from vit_jax.data.preprocess import preprocess_of
     from vit_jax.evaluation.embeddings import EvaluatedImages
@@ -292,8 +257,6 @@ def _images(
         return preprocess.pixels(encoded)
 
     spec = batch_spec(data, data.global_batch_size, host_rows(mesh, data.global_batch_size))
-    if args.retrieval:
-        return EvaluatedImages(source, image_only(transform, height), spec, mesh)
     preprocessing = labelled_image(transform, height, len(source.class_names))
     return EvaluatedImages(source, preprocessing, spec, mesh)
 
@@ -307,19 +270,6 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['model']} from {result['checkpoint']}: {result['data']}, split {result['split']},"
         f" {result['examples']:,} images"
     )
-    if "intervals" in result:
-        print(f"retrieval of {result['captions']:,} captions and their images")
-        table = plain_table("recall", right=("at 1", "95 % interval", "at 5", "at 10"))
-        for way in ("image_to_text", "text_to_image"):
-            first, low_high, *others = (
-                result[f"{way}/recall_at_1"],
-                result["intervals"][f"{way}/recall_at_1"],
-                *(result[f"{way}/recall_at_{k}"] for k in (5, 10)),
-            )
-            shown = (f"{first:.1%}", _interval(low_high), *(f"{v:.1%}" for v in others))
-            table.add_row(way.replace("_", " "), *shown)
-        Console().print(table)
-        return
     table = plain_table("prompts", right=("top-1", "95 % interval", "top-5", "chance"))
     top5 = f"{result['accuracy_top5']:.2%}" if "accuracy_top5" in result else ""
     named = f"{result['prompts']} ({result['templates']})"

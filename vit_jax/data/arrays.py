@@ -63,15 +63,6 @@ def labelled_image(transform: Transform, image_size: int, num_classes: int) -> P
     return Preprocessing(labelled_image_arrays(image_size), make_row)
 
 
-def image_only(transform: Transform, image_size: int) -> Preprocessing:
-    """Returns the preprocessing of an image without a label: `image` u8[H, W, 3]."""
-
-    def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
-        return {"image": transform(example.image, rng)}
-
-    return Preprocessing({"image": ArraySpec((image_size, image_size, 3), np.uint8)}, make_row)
-
-
 def _checked_label(example: Example, num_classes: int) -> int:
     if not 0 <= example.label < num_classes:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Embeddings of images and texts by a pair of towers, on all devices."""
+"""Embeddings of texts by a pair of towers, on all devices."""
 
 import dataclasses
 import functools
@@ -9,11 +9,10 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from vit_jax.data.arrays import Preprocessing
-from vit_jax.data.device import to_unit_range
-from vit_jax.data.loader import BatchSpec, eval_batches, on_device
+from vit_jax.data.loader import BatchSpec
 from vit_jax.data.sources import Source
 from vit_jax.data.tokenizers import Tokenizer
 from vit_jax.errors import WeightsError
@@ -71,37 +70,9 @@ def embed_texts(
     return found
 
 
-def embed_images(
-    model: TwoTowers, images: EvaluatedImages
-) -> tuple[Float[np.ndarray, "N E"], Bool[np.ndarray, " M"]]:
-    """Returns the embeddings of images, of length 1, on all hosts, and which examples they are.
-
-    The second result says for each example whether it was read: a bad one may be skipped.
-    """
-    step, params = compiled(model, images.mesh, _image_fn)
-    found: list[np.ndarray] = []
-    masks: list[np.ndarray] = []
-    with eval_batches(images.source, images.preprocessing, images.spec) as feed:
-        outputs = (step(params, to_devices(on_device(batch), images.mesh)) for batch in feed)
-        for part, mask in on_host(outputs):
-            found.append(part[mask])
-            masks.append(mask)
-    embeddings = np.concatenate(found)
-    _check_finite(embeddings, "images")
-    return embeddings, np.concatenate(masks)[: len(images.source)]
-
-
 def _text_fn(graphdef: Any) -> Any:
     def embed_fn(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         return nnx.merge(graphdef, params).encode_text(batch["tokens"])
-
-    return embed_fn
-
-
-def _image_fn(graphdef: Any) -> Any:
-    def embed_fn(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        images = to_unit_range(batch["image"])
-        return nnx.merge(graphdef, params).encode_image(images), batch["mask"]
 
     return embed_fn
 
