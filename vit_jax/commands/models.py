@@ -177,6 +177,11 @@ def _choose(
     return chosen, left_out
 
 
+def _figure(value: float, decimals: int = 2) -> str:
+    """Returns a figure with these decimals, or three digits where they would not show it."""
+    return f"{value:,.{decimals}f}" if value >= 0.1 else f"{value:.3g}"
+
+
 def _show_all(console: "Console", title: str, found: "list[Cost]", *, by_family: bool) -> None:
     from vit_jax.models.registry import family_of
 
@@ -193,9 +198,9 @@ def _show_all(console: "Console", title: str, found: "list[Cost]", *, by_family:
             one.name,
             str(one.image_size),
             "-" if one.tokens is None else f"{one.tokens:,}",
-            f"{one.parameters / 1e6:,.1f} M",
-            f"{one.macs / 1e9:,.2f}",
-            f"{2 * one.macs / 1e9:,.2f}",
+            f"{_figure(one.parameters / 1e6, 1)} M",
+            _figure(one.macs / 1e9),
+            _figure(2 * one.macs / 1e9),
             _megabytes(one.activation_bytes),
         )
     count = f"{len(found)} model{'s' * (len(found) > 1)}"
@@ -213,8 +218,8 @@ def _show_one(console: "Console", title: str, options: ModelConfig, one: "Summar
     table.add_row("[bold]parameters", f"[bold]{one.parameters:,}", "")
     table.add_section()
     kept, weights = one.activations.total_bytes, one.activations.attention_bytes
-    table.add_row("GMACs", f"{one.macs / 1e9:,.2f}", "")
-    table.add_row("GFLOPs", f"{one.flops / 1e9:,.2f}", "2 x GMACs")
+    table.add_row("GMACs", _figure(one.macs / 1e9), "")
+    table.add_row("GFLOPs", _figure(one.flops / 1e9), "2 x GMACs")
     table.add_row("activations", _megabytes(kept), "per image")
     if weights:
         table.add_row("  attention weights", _megabytes(weights), f"{weights / kept:.1%} of them")
