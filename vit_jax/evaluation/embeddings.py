@@ -66,7 +66,12 @@ def embed_texts(
     parts: list[Any] = [*on_host(embed(start) for start in range(0, len(texts), batch_size))]
     empty = np.empty((0, model.embedding_size), np.float32)
     found = np.concatenate([empty, *parts])[: len(texts)]
-    _check_finite(found, "texts")
+    if not np.isfinite(found).all():
+        raise WeightsError(
+            "embeddings of texts that are not finite numbers",
+            "activations that do not overflow",
+            "use model.dtype=float32, or other weights",
+        )
     return found
 
 
@@ -75,12 +80,3 @@ def _text_fn(graphdef: Any) -> Any:
         return nnx.merge(graphdef, params).encode_text(batch["tokens"])
 
     return embed_fn
-
-
-def _check_finite(values: np.ndarray, what: str) -> None:
-    if not np.isfinite(values).all():
-        raise WeightsError(
-            f"embeddings of {what} that are not finite numbers",
-            "activations that do not overflow",
-            "use model.dtype=float32, or other weights",
-        )

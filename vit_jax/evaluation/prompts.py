@@ -67,7 +67,7 @@ def read_class_names(text: str | None, given: Sequence[str]) -> tuple[str, ...]:
     """
     if text is None:
         if not given:
-            raise DataError("a dataset without classes", "class names", "use other data")
+            raise DataError("a dataset without classes", "class names", "use a dataset with labels")
         if list(given) == list(imagenet_classes()["wnid"]):
             names = (_FOLDER / "clip_imagenet_classes.txt").read_text().splitlines()
             return tuple(names)
