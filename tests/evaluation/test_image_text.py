@@ -1,15 +1,16 @@
-"""Zero-shot classification by hand; published templates; the command."""
+"""Zero-shot classification by hand; published templates; the script for published weights."""
 
 import json
+import re
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from experiments.image_text import zeroshot
 from images import encode
 from vocabularies import WORDS, write_word_level
 
-from vit_jax.__main__ import main
 from vit_jax.config.captions import CaptionsConfig
 from vit_jax.config.data import DataConfig
 from vit_jax.config.mesh import MeshConfig
@@ -177,33 +178,19 @@ def weights(tmp_path_factory):
     return place
 
 
-def test_the_command_classifies(weights, folder, tmp_path, capsys):
-    arguments = ["zeroshot", str(weights), f"--data={folder}", "--prompts=a {}", "--batch_size=8"]
-    output, report = tmp_path / "result.json", tmp_path / "report"
-    assert main([*arguments, f"--output={output}", f"--report={report}"]) == 0
-    shown = capsys.readouterr().out
-    assert "CLIP-ViT-Nano/4" in shown
-    assert "33.33%" in shown  # Chance.
-    found = json.loads(output.read_text())
-    assert (found["examples"], found["classes"], found["templates"]) == (4, 3, 1)
-    low, high = found["interval"]
-    assert low <= found["accuracy_top1"] <= high
-    assert (report / "correct-zeroshot-train.json").is_file()
-
-
-def test_a_missing_vocabulary_is_a_one_line_error(weights, folder, capsys):
-    assert main(["zeroshot", str(weights), f"--data={folder}", "--tokenizer=gone.model"]) == 2
-    error = capsys.readouterr().err
-    assert "no file gone.model" in error
-    assert error.strip().count("\n") == 0
-
-
-def test_the_command_needs_a_pair_and_a_tokenizer(weights, folder, capsys):
-    arguments = ["zeroshot", "untrained:ViT-Nano/4", "--image_size=8", f"--data={folder}"]
-    assert main(arguments) == 2
-    assert "expected the vocabulary of the text tower" in capsys.readouterr().err
-    assert main([*arguments, f"--tokenizer={weights}"]) == 2
-    assert "expected a pair of an image and a text tower" in capsys.readouterr().err
+def test_the_script_measures_published_weights(weights, folder, capsys):
+    arguments = [str(weights), f"--data={folder}", "--prompts=a {}"]
+    assert zeroshot.main(arguments) == 0
+    assert re.fullmatch(
+        r"4 images: \d+\.\d\d% \[\S+%, \S+%\] by 1 templates of 3 classes\n",
+        capsys.readouterr().out,
+    )
+    for wrong, said in (
+        ([*arguments, "--tokenizer=gone.model"], "no file gone.model"),
+        (["untrained:ViT-Nano/4", *arguments[1:]], "expected a pair of an image and a text tower"),
+    ):
+        assert zeroshot.main(wrong) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_captions_of_templates_need_labels(tokenizer):

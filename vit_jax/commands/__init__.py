@@ -7,7 +7,6 @@ COMMANDS = {
     "runs": "list runs: state, step, score, time left",
     "eval": "evaluate the checkpoint of a run folder",
     "fewshot": "evaluate frozen features: few-shot, kNN, linear probe",
-    "zeroshot": "classify images by captions, with image and text towers",
     "config": "list, search and compare config keys and recipes",
     "completion": "print shell completion for bash or zsh",
     "checkpoint": "show a checkpoint: arrays, config, git revision",

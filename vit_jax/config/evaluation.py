@@ -62,10 +62,3 @@ class PresetsConfig(Section):
 
     checkpoint: str = option()
     presets: tuple[str, ...] = option()
-
-
-class ZeroShotConfig(Section):
-    """One run of `python -m vit_jax zeroshot`; all hosts must agree on it."""
-
-    checkpoint: str = option()
-    data: str = option()
