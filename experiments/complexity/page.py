@@ -12,8 +12,9 @@ import matplotlib.ticker
 import pandas as pd
 
 from vit_jax.commands.report import check_markers, replace_between_markers
+from vit_jax.report.drawing import add_legend, new_figure, plot_style, save
 from vit_jax.report.labels import markdown_table
-from vit_jax.report.style import Palette, add_legend, new_figure, plot_style, save
+from vit_jax.report.style import Palette
 
 HERE = Path(__file__).parent
 _FAMILIES = {

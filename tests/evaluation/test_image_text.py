@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from experiments.image_text import zeroshot
 from images import encode
 from vocabularies import WORDS, write_word_level
 
+from experiments.image_text import zeroshot
 from vit_jax.config.captions import CaptionsConfig
 from vit_jax.config.data import DataConfig
 from vit_jax.config.mesh import MeshConfig

@@ -6,5 +6,5 @@ import pytest
 @pytest.fixture(autouse=True, scope="module")
 def small_pictures():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vit_jax.report.style.DPI", 40)
+        patch.setattr("vit_jax.report.drawing.DPI", 40)
         yield

@@ -6,7 +6,7 @@ import random
 from report.fake_runs import ENVIRONMENT, config, curve, result, write
 
 from vit_jax.__main__ import main
-from vit_jax.report import content, curves, plots
+from vit_jax.report import content
 
 EVIL = "<script>window.hacked = 1</script>"
 LOG = "step 20/400\n</script><img src=x onerror='window.hacked = 2'>\n<b>last line</b>\n"
@@ -46,8 +46,7 @@ def write_runs(folder):
 
 def without_pictures(monkeypatch):
     """Leaves out the drawing, which takes most of the time of a report."""
-    monkeypatch.setattr(plots, "_draw_panels", lambda *_: None)
-    monkeypatch.setattr(curves, "_draw_rows", lambda *_: None)
+    monkeypatch.setattr(content, "draw", lambda *_: None)
     monkeypatch.setattr(content, "save", lambda *_: "<svg/>")
 
 

@@ -10,7 +10,7 @@ from report.committed_runs import EXPERIMENTS, NAMES, rebuild
 from report.page_runs import without_pictures
 
 from vit_jax.__main__ import main
-from vit_jax.report import content, style
+from vit_jax.report import content, drawing
 
 # The others take seconds each.
 QUICK = ("position_embeddings", "masked_patches")
@@ -72,7 +72,7 @@ def test_plots_look_like_the_committed_ones(folders, name, tmp_path, monkeypatch
     monkeypatch.setattr(
         content, "draw_learning_curves", lambda *_: []
     )  # Rebuilt runs have other curves.
-    monkeypatch.setattr(style, "DPI", 160)
+    monkeypatch.setattr(drawing, "DPI", 160)
     results = make_report(folders(name), tmp_path / name, name).parent / "results"
     committed = sorted((EXPERIMENTS / name / "results").glob("plot-*.png"))
     for picture in committed:

@@ -10,6 +10,7 @@ from report.fake_runs import write as put
 from vit_jax.__main__ import main
 from vit_jax.report.curves import _drawn_score, draw_learning_curves, main_score
 from vit_jax.report.defaults import default_curves, row_column
+from vit_jax.report.drawing import draw
 from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.run import Run
@@ -31,7 +32,7 @@ ROWS = [
 
 
 def sheets(folder, **request):
-    """Returns title, figure and notes of every picture of a request."""
+    """Returns the drawings of a request."""
     frame = run_frame(read_runs([folder]).runs)
     return draw_learning_curves(CurvesRequest(**request), frame, Palette())
 
@@ -52,11 +53,10 @@ def test_few_shot_accuracy_is_drawn_if_there_is_no_other_score(tmp_path):
         rows = [ROWS[0], *({"step": s, five: 0.1 * (s + i), more: 0.9} for s in (1, 2))]
         job = {"name": name, "labels": {"model": name, "dataset": "jft"}}
         put(tmp_path / name, job=job, config=config(), metrics=rows, result=result(0, 2))
-    ((_, figure, *_),) = sheets(tmp_path)
-    _, right = figure.axes
-    drawn = [[round(float(y), 6) for y in line.get_ydata()] for line in right.lines]
-    assert drawn == [[10, 20], [20, 30]]
-    assert right.get_title(loc="left") == "jft, few-shot top-1 accuracy, pets, 5-shot, %"
+    (drawing,) = sheets(tmp_path)
+    _, right = drawing.panels
+    assert [trace.y for trace in right.traces] == [pytest.approx(y) for y in ([10, 20], [20, 30])]
+    assert right.title == "jft, few-shot top-1 accuracy, pets, 5-shot, %"
 
 
 def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_path):
@@ -64,19 +64,22 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     rows = curve(0.5, 400, "test", state)
     put(tmp_path / "a", config=config(seed=0), metrics=rows, result=result(0.5, 400))
     put(tmp_path / "b", config=config(seed=1), metrics=rows[:8])
-    ((_, figure, notes, _),) = sheets(tmp_path)
-    loss, score = figure.axes
+    (drawing,) = sheets(tmp_path)
+    loss, score = drawing.panels
     steps = [row["step"] for row in rows if "train/loss" in row]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
-    whole, cut, cross = loss.lines
-    assert whole.get_xydata().tolist() == [list(p) for p in zip(steps, losses, strict=True)]
-    assert len(cut.get_xydata()) == sum("train/loss" in row for row in rows[:8])
-    assert cross.get_marker() == "x"
-    assert cross.get_xydata().tolist() == cut.get_xydata()[-1:].tolist()
+    whole, cut, end = loss.traces
+    assert (whole.x, whole.y) == (steps, losses)
+    assert len(cut.x) == sum("train/loss" in row for row in rows[:8])
+    assert (end.kind, end.x, end.y) == ("end", cut.x[-1:], cut.y[-1:])
     accuracy = [100 * row["eval/test/accuracy_top1"] for row in rows if "eval/test/loss" in row]
-    assert score.lines[0].get_ydata().tolist() == accuracy
+    assert score.traces[0].y == accuracy
     cross_note = "A cross marks the end of a run without a result."
-    assert notes == [f"A line for each of 2 runs. {cross_note}"]
+    assert drawing.notes == [f"A line for each of 2 runs. {cross_note}"]
+    left, right = draw(drawing).axes
+    assert [line.get_marker() for line in left.lines] == ["o", "o", "x"]
+    assert right.lines[0].get_ydata().tolist() == accuracy
+    assert left.get_ylim()[0] == 0 < right.get_ylim()[0]
 
 
 def test_many_runs_become_means_of_their_series_and_many_series_several_panels(tmp_path):
@@ -87,25 +90,25 @@ def test_many_runs_become_means_of_their_series_and_many_series_several_panels(t
             job = {"name": at, "labels": {"model": name}}
             done = result(0.5, 2) if at != "m3-1" else None
             put(tmp_path / at, job=job, config=config(seed=seed), metrics=rows, result=done)
-    ((_, figure, notes, _),) = sheets(tmp_path)
-    first, _ = figure.axes
-    assert [len(panel.lines) for panel in figure.axes] == [12, 2]
-    assert first.get_title(loc="left") == "cifar10 (1 of 2), training loss"
-    drawn = [line.get_ydata().tolist() for line in first.lines]
+    (drawing,) = sheets(tmp_path)
+    first, second = drawing.panels
+    assert [len(panel.traces) for panel in (first, second)] == [12, 2]
+    assert first.title == "cifar10 (1 of 2), training loss"
+    drawn = [trace.y for trace in first.traces]
     # The mean of losses 3, 2 and 4, 3; the unfinished run is left out.
     assert drawn == [[3.0, 2.0] if i == 3 else [3.5, 2.5] for i in range(12)]
-    assert notes == ["Lines: means of the runs that differ only by their seed."]
+    assert drawing.notes == ["Lines: means of the runs that differ only by their seed."]
 
 
 def test_a_long_loss_is_smoothed_by_a_rolling_mean(tmp_path):
     rows = [{"step": s, "train/loss": 1.0 + s % 2} for s in range(1, 121)]
     put(tmp_path / "a", config=config(), metrics=rows, result=result(0.5, 120))
-    ((_, figure, notes, _),) = sheets(tmp_path)
-    (line,) = figure.axes[0].lines
+    (drawing,) = sheets(tmp_path)
+    (line,) = drawing.panels[0].traces
     # Over three steps: 1.5 at the ends, else two of one kind and one of the other.
     wanted = [1.5, *(4 / 3 if s % 2 == 0 else 5 / 3 for s in range(1, 119)), 1.5]
-    assert line.get_ydata().tolist() == pytest.approx(wanted[: len(line.get_ydata())])
-    assert notes == ["One run. Training loss: rolling means over 3 logged steps."]
+    assert line.y == pytest.approx(wanted)
+    assert drawing.notes == ["One run. Training loss: rolling means over 3 logged steps."]
 
 
 def test_the_main_score_is_the_test_accuracy_if_there_is_one():
@@ -126,10 +129,9 @@ def test_a_score_measured_only_once_is_not_drawn(tmp_path):
 
 def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):
     put(tmp_path / "a", config=config(), metrics=ROWS[:2])
-    ((_, figure, *_),) = sheets(tmp_path)
-    (panel,) = figure.axes
-    assert panel.get_title(loc="left").endswith("training loss")
-    assert panel.get_xlabel() == "step"
+    (drawing,) = sheets(tmp_path)
+    (panel,) = drawing.panels
+    assert (panel.title, panel.x, drawing.columns) == ("cifar10, training loss", "step", 1)
 
 
 def test_colours_show_the_settings_that_differ_between_runs(tmp_path):
@@ -139,8 +141,8 @@ def test_colours_show_the_settings_that_differ_between_runs(tmp_path):
     frame = run_frame(read_runs([tmp_path]).runs)
     assert row_column(frame) == "placement"
     (request,) = default_curves(frame)
-    ((_, figure, *_),) = sheets(tmp_path, series=request.series)
-    assert len({line.get_color() for line in figure.axes[0].lines}) == 2
+    (drawing,) = sheets(tmp_path, series=request.series)
+    assert len({trace.style["color"] for trace in drawing.panels[0].traces}) == 2
 
 
 def test_panels_colours_and_runs_follow_the_request(tmp_path):
@@ -149,17 +151,19 @@ def test_panels_colours_and_runs_follow_the_request(tmp_path):
             labels = {"model": f"ViT-{size}", "task": task, "size": size}
             job = {"name": f"{task}{size}", "labels": labels}
             put(tmp_path / f"{task}{size}", job=job, config=config(), metrics=ROWS)
-    ((title, figure, notes, _),) = sheets(tmp_path, panel="size+task", series="task", title="Both")
-    titles = [panel.get_title(loc="left").partition(", ")[0] for panel in figure.axes]
+    (drawing,) = sheets(tmp_path, panel="size+task", series="task", title="Both")
+    titles = [panel.title.partition(", ")[0] for panel in drawing.panels]
     assert titles == ["10 · classification", "10 · masked", "100 · classification", "100 · masked"]
-    assert title == "Both"
-    first, second, *_ = [panel.lines[0].get_color() for panel in figure.axes]
-    assert first != second
-    ((title, figure, notes, _),) = sheets(tmp_path, where={"task": "masked"})
-    assert notes == ["A line for each of 2 runs. A cross marks the end of a run without a result."]
-    first, _, second, _ = figure.axes[0].lines  # Each with its cross.
-    assert first.get_color() == second.get_color()  # Both are ViTs.
-    assert first.get_linestyle() != second.get_linestyle()
+    assert drawing.title == "Both"
+    first, second = (panel.traces[0].style for panel in drawing.panels[:2])
+    assert first["color"] != second["color"]
+    (drawing,) = sheets(tmp_path, where={"task": "masked"})
+    assert drawing.notes == [
+        "A line for each of 2 runs. A cross marks the end of a run without a result."
+    ]
+    first, _, second, _ = (trace.style for trace in drawing.panels[0].traces)  # Each has its cross.
+    assert first["color"] == second["color"]  # Both are ViTs.
+    assert first["linestyle"] != second["linestyle"]
 
 
 def test_every_stage_has_a_picture_and_search_comes_last(tmp_path):
@@ -179,8 +183,8 @@ def test_a_label_called_stage_does_not_hide_the_stage(tmp_path):
         job = {"name": name, "labels": {"model": "ViT", "stage": name}, "stage": "final"}
         put(tmp_path / name, job=job, config=config(), metrics=ROWS, result=result(0.5, 2))
     (request,) = default_curves(run_frame(read_runs([tmp_path]).runs))
-    ((_, _, notes, _),) = sheets(tmp_path, series=request.series, where=request.where)
-    assert notes == ["A line for each of 2 runs."]
+    (drawing,) = sheets(tmp_path, series=request.series, where=request.where)
+    assert drawing.notes == ["A line for each of 2 runs."]
 
 
 def test_the_command_draws_the_curves_of_its_options_and_no_others(tmp_path, capsys):

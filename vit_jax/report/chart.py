@@ -1,6 +1,6 @@
-"""Interactive plots of the page, as data; `page.js` draws them with Plotly.
+"""What a picture of a report shows, as data.
 
-Each picture of a report comes with the chart that shows the same figures.
+`drawing` makes a PNG and an SVG of it with matplotlib, `page.js` an interactive chart with Plotly.
 """
 
 import dataclasses
@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from vit_jax.report.style import page_look
 
 # Points of a line; of longer ones, this many are kept at equal distances.
 MAX_POINTS = 200
@@ -17,12 +19,12 @@ MAX_POINTS = 200
 class Trace:
     """One series in a panel. `x`, `y`, `low` and `high` are sequences or arrays [n].
 
-    `kind` is "means", "runs" (faint points behind means), "curve" or "end" (the end of a run
-    without a result).
+    `kind` is "means", "runs" (faint points behind means), "curve", "chance" (the accuracy of
+    guessing) or "end" (the end of a run without a result).
     """
 
     series: str  # name in the legend
-    look: Mapping[str, Any]  # "colour" (light, dark), "symbol" and "dash", see `style.page_look`
+    style: Mapping[str, Any]  # matplotlib's keywords, see `Palette.style`
     kind: str
     x: Any
     y: Any
@@ -34,7 +36,8 @@ class Trace:
 
     def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
         """Returns its columns without empty ones; runs become their number on the page."""
-        made: dict[str, Any] = {"series": self.series, **self.look, "kind": self.kind}
+        made: dict[str, Any] = {"series": self.series, "kind": self.kind}
+        made |= page_look(self.style)
         for name in ("x", "y", "low", "high", "at"):
             if len(values := getattr(self, name)):
                 made[name] = [short(value) for value in values]
@@ -53,6 +56,7 @@ class Panel:
     traces: list[Trace]
     log_x: bool = False
     log_y: bool = False
+    from_zero: bool = False  # the y-axis begins at zero
     rows: list[str] = dataclasses.field(default_factory=list)  # if the y-axis has no numbers
 
     def to_json(self, index: Mapping[Any, int]) -> dict[str, Any]:
@@ -63,9 +67,22 @@ class Panel:
             "y": self.y,
             "log_x": self.log_x,
             "log_y": self.log_y,
+            "from_zero": self.from_zero,
         }
         traces = [one.to_json(index) for one in self.traces if len(one.x)]
         return {**made, "rows": self.rows, "traces": traces}
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A picture before it is drawn."""
+
+    title: str
+    notes: list[str]  # sentences below it
+    panels: list[Panel]
+    columns: int  # panels in a row, at most
+    panel_size: tuple[float, float]  # width and height of a panel in inches
+    legend: str | None = ""  # column whose values the series are; None: no legend
 
 
 def short(value: Any) -> Any:

@@ -11,15 +11,16 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few
 from vit_jax.report import defaults, overview
-from vit_jax.report.chart import Panel
+from vit_jax.report.chart import Drawing, Panel
 from vit_jax.report.curves import draw_learning_curves
 from vit_jax.report.differences import difference_table
+from vit_jax.report.drawing import draw, save
 from vit_jax.report.frame import run_frame
 from vit_jax.report.plots import draw_plot
 from vit_jax.report.requests import ReportRequest, TableRequest, read_report
 from vit_jax.report.run import STATES, Run
 from vit_jax.report.runs import Runs
-from vit_jax.report.style import Drawing, Palette, save
+from vit_jax.report.style import Palette
 from vit_jax.report.tables import Table, score_table
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def _save_all(drawings: Iterable[Drawing], folder: Path, name: str) -> list[Pict
     pictures = []
     for i, drawing in enumerate(drawings, 1):
         file = f"{name}-{i}"
-        save(drawing.figure, folder / file)
+        save(draw(drawing), folder / file)
         pictures.append(Picture(drawing.title, drawing.notes, file, drawing.panels))
     return pictures
 

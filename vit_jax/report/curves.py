@@ -7,26 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from vit_jax.report.chart import Panel, Trace, thin
+from vit_jax.report.chart import Drawing, Panel, Trace, thin
 from vit_jax.report.frame import in_natural_order, place
-from vit_jax.report.labels import lower_first, natural_key, short_number, title_of
+from vit_jax.report.labels import lower_first, natural_key, title_of
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.run import Run
-from vit_jax.report.style import (
-    Drawing,
-    Palette,
-    add_legend,
-    new_figure,
-    page_look,
-    plot_style,
-    start_at_zero,
-)
+from vit_jax.report.style import Palette
 from vit_jax.run.metrics import split_of
 
 # Lines in a panel. With more runs than this, each line is the mean of the runs of a series.
 _MAX_LINES = 12
-# Markers on a line.
-_MARKS = 8
 # A training loss with n points is averaged over n / 40 of them.
 _SMOOTHED = 40
 # Rows of panels in one picture.
@@ -54,8 +44,10 @@ def draw_learning_curves(
     drawings, parts = [], [rows[i : i + _MAX_ROWS] for i in range(0, len(rows), _MAX_ROWS)]
     for i, part in enumerate(parts, 1):
         title = (request.title or "Runs") + (f", part {i} of {len(parts)}" if parts[1:] else "")
-        panels = _chart_panels(request, part, palette)
-        drawings.append(Drawing(title, _draw_rows(request, part, palette), _notes(part), panels))
+        panels = _panels(request, part, palette)
+        columns = 2 if len(panels) == 2 * len(part) else 1
+        size = (9.2 / columns, 2.7)
+        drawings.append(Drawing(title, _notes(part), panels, columns, size, request.series))
     return drawings
 
 
@@ -113,8 +105,8 @@ def _window(points: pd.Series) -> int:
     return max(1, len(points) // _SMOOTHED)
 
 
-def _chart_panels(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -> list[Panel]:
-    """Returns the panels for the page: training loss and main score of each row."""
+def _panels(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -> list[Panel]:
+    """Returns training loss and main score of each row."""
     panels = []
     for name, lines in rows:
         score = _drawn_score([run for line in lines for run in line.runs])
@@ -122,23 +114,21 @@ def _chart_panels(request: CurvesRequest, rows: Sequence[_Row], palette: Palette
             shown = (_traces(request, line, metric, scale, palette) for line in lines)
             title = _panel_title(metric)
             traces = [trace for of_line in shown for trace in of_line]
-            panels.append(Panel(", ".join(filter(None, [str(name), title])), "step", title, traces))
+            heading = ", ".join(filter(None, [str(name), title]))
+            panels.append(Panel(heading, "step", title, traces, from_zero=metric == "train/loss"))
     return panels
 
 
 def _traces(
     request: CurvesRequest, line: _Line, metric: str, scale: float, palette: Palette
 ) -> list[Trace]:
-    points, look = (
-        _points(line, metric, scale),
-        page_look(palette.style(request.series, line.member)),
-    )
+    points, style = _points(line, metric, scale), palette.style(request.series, line.member)
     kept = points.iloc[thin(len(points))] if len(points) else points
     run = line.runs[0] if len(line.runs) == 1 else None
-    traces = [Trace(line.member, look, "curve", [*kept.index], [*kept], runs=[run] * len(kept))]
+    traces = [Trace(line.member, style, "curve", [*kept.index], [*kept], runs=[run] * len(kept))]
     if len(points) and line.is_cut:
         end = points[-1:]
-        traces.append(Trace(line.member, look, "end", [*end.index], [*end], runs=[run]))
+        traces.append(Trace(line.member, style, "end", [*end.index], [*end], runs=[run]))
     return traces
 
 
@@ -152,37 +142,6 @@ def _points(line: _Line, metric: str, scale: float) -> pd.Series:
 
 def _panel_title(metric: str) -> str:
     return "training loss" if metric == "train/loss" else f"{lower_first(title_of(metric))}, %"
-
-
-def _draw_rows(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -> Any:
-    """Returns a figure with two panels, training loss and main score, for each row."""
-    scores = [_drawn_score([run for line in lines for run in line.runs]) for _, lines in rows]
-    columns, handles = 2 if any(scores) else 1, {}
-    with plot_style():
-        figure, axes = new_figure(len(rows), columns, width=9.2 / columns, height=2.7)
-        for i, (name, lines) in enumerate(rows):
-            score, (left, *right) = scores[i], axes[i]
-            for line in lines:
-                style = palette.style(request.series, line.member)
-                handle = _draw_line(left, line, "train/loss", 1, style)
-                handles.setdefault(line.member, handle)
-                if score is not None:
-                    _draw_line(right[0], line, score, 100, style)
-            titles = [_panel_title("train/loss")]
-            if score is not None:
-                titles.append(_panel_title(score))
-            elif right:
-                right.pop().remove()
-                left.set_subplotspec(left.get_gridspec()[i, :])
-            for panel, title in zip([left, *right], titles, strict=True):
-                panel.set_title(", ".join(filter(None, [name, title])))
-                panel.xaxis.set_major_formatter(short_number)
-            start_at_zero(left)
-        for panel in figure.axes:
-            if panel.get_subplotspec().is_last_row():
-                panel.set_xlabel("step")
-        add_legend(figure, handles, request.series)
-    return figure
 
 
 def main_score(names: Iterable[str]) -> str | None:
@@ -202,15 +161,3 @@ def _drawn_score(runs: Iterable[Run]) -> str | None:
     repeated = {name for run in runs for name, times in run.measured.items() if times >= least}
     few_shot = [n for n in repeated if n.startswith("fewshot/") and n.endswith("/accuracy_top1")]
     return main_score(repeated) or min(few_shot, key=natural_key, default=None)
-
-
-def _draw_line(panel: Any, line: _Line, metric: str, scale: float, style: dict[str, Any]) -> Any:
-    points = _points(line, metric, scale)
-    every = max(1, len(points) // _MARKS)
-    # A single point has no line that would show where it is.
-    size = 4 if len(points) > 1 else 7
-    look = {"linewidth": 1.2, "alpha": 0.8, "markersize": size, "markeredgewidth": 0}
-    (drawn,) = panel.plot(points, **look, **style, markevery=every)
-    if len(points) and line.is_cut:
-        panel.plot(points[-1:], "x", color=style["color"], markersize=8, markeredgewidth=2)
-    return drawn

@@ -56,7 +56,7 @@ function toPlotly(panel, trace, dark, hidden) {
   };
   const at = trace.at ?? trace.x;
   const [x, y] = rows ? [trace.y, at] : [at, trace.y];
-  const isCurve = trace.kind === "curve", faint = trace.kind === "runs";
+  const isCurve = ["curve", "chance"].includes(trace.kind), faint = trace.kind === "runs";
   if (trace.low) {
     const bars = {type: "data", symmetric: false, thickness: 1.3, width: 3,
       array: trace.high.map((end, i) => end === null ? 0 : end - trace.y[i]), arrayminus: trace.low.map((end, i) => end === null ? 0 : trace.y[i] - end)};
@@ -83,7 +83,7 @@ function layoutOf(panel, width) {
     Object.assign(xaxis, {type: "log"});
     if (places.length > 0 && places.length <= width / 55) Object.assign(xaxis, {tickvals: places, ticktext: places.map(x => Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 3}).format(x))});
   } else if (xs.every(x => typeof x === "number") && !rows) Object.assign(xaxis, {tickformat: "~s"});
-  const yaxis = rows ? {...axis, tickvals: panel.rows.map((_, i) => i), ticktext: names, range: [rows - 0.5, -0.5], showgrid: false} : {...axis, title: {text: panel.title.endsWith(panel.y) ? "" : wrap(panel.y, 30).join("<br>"), standoff: 6}, ...(panel.log_y ? {type: "log"} : {})};
+  const yaxis = rows ? {...axis, tickvals: panel.rows.map((_, i) => i), ticktext: names, range: [rows - 0.5, -0.5], showgrid: false} : {...axis, title: {text: panel.title.endsWith(panel.y) ? "" : wrap(panel.y, 30).join("<br>"), standoff: 6}, ...(panel.log_y ? {type: "log"} : panel.from_zero ? {rangemode: "tozero"} : {})};
   return {
     title: {text: title.map(line => `<b>${line}</b>`).join("<br>"), x: 0, xref: "container", xanchor: "left", yref: "container", y: 1, yanchor: "top", pad: {t: 6, l: 4}, font: {size: 13}},
     height: rows ? 80 + 30 * rows + 17 * title.length : 285 + 17 * title.length, margin: {l: 48, r: 14, t: 14 + 17 * title.length, b: 44},

@@ -1,6 +1,5 @@
 """Plots of a score against data, shots, compute or any other column, like Figures 3 to 5."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.report import vtab
-from vit_jax.report.chart import Panel, Trace
+from vit_jax.report.chart import Drawing, Panel, Trace
 from vit_jax.report.frame import column, in_natural_order
 from vit_jax.report.intervals import describe_means, describe_seeds, with_intervals
 from vit_jax.report.labels import (
@@ -17,7 +16,6 @@ from vit_jax.report.labels import (
     is_fraction,
     is_number,
     natural_key,
-    short_number,
     title_of,
 )
 from vit_jax.report.requests import PlotRequest
@@ -30,16 +28,7 @@ from vit_jax.report.scores import (
     observe,
     summarize,
 )
-from vit_jax.report.style import (
-    CHANCE,
-    MUTED,
-    Drawing,
-    Palette,
-    add_legend,
-    new_figure,
-    page_look,
-    plot_style,
-)
+from vit_jax.report.style import CHANCE, Palette
 
 # The axes of a plot: together they say which point an observation belongs to.
 _KEYS = ["@panel", "@series", "@x"]
@@ -48,9 +37,6 @@ _CHANCE = "chance"
 _MAX_COLUMNS = 3
 # With more panels than this, only their means are drawn.
 _MAX_PANELS = 9
-# The values of single runs, behind their mean.
-_FAINT = {"linestyle": "none", "marker": "o", "markersize": 3.6, "markeredgewidth": 0,
-          "alpha": 0.4, "zorder": 2}  # fmt: skip
 
 
 def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -156,9 +142,15 @@ def draw_plot(request: PlotRequest, frame: pd.DataFrame, palette: Palette) -> li
         factor, unit = flops_unit(max(points["x"]))
         points = points.assign(x=[x * factor for x in points["x"]])
         x_title = x_title.replace("exaFLOPs", unit)
-    panels = _chart_panels(request, points, palette, x_title)
-    figure = _draw_panels(request, points, palette, x_title)
-    return [Drawing(_heading(request, points), figure, notes, panels)]
+    panels = _panels(request, points, palette, x_title)
+    columns = min(_MAX_COLUMNS + (len(panels) == _MAX_COLUMNS + 1), len(panels))
+    rows = panels[0].rows
+    size = (3.6, 3.1) if columns > 1 else (6.2, 3.7)
+    if rows:
+        in_a_row = points.groupby(["panel", "x"]).size().max()
+        size = 6.2 / columns**0.4, 1 + (0.24 + 0.1 * in_a_row) * len(rows)
+    legend = None if rows and request.series == request.x else request.series
+    return [Drawing(_heading(request, points), notes, panels, columns, size, legend)]
 
 
 def _own_name(x: str, points: pd.DataFrame) -> str:
@@ -174,37 +166,6 @@ def _heading(request: PlotRequest, points: pd.DataFrame) -> str:
     return request.heading
 
 
-def _draw_panels(request: PlotRequest, points: pd.DataFrame, palette: Palette, x_title: str) -> Any:
-    panels = [*points.groupby("panel", sort=False)]
-    numeric = all(map(is_number, points["x"]))
-    columns = min(_MAX_COLUMNS + (len(panels) == _MAX_COLUMNS + 1), len(panels))
-    rows = [] if numeric else _members(points)
-    score = _score_title(request)
-    if numeric:
-        size = {"width": 3.6, "height": 3.1} if columns > 1 else {"width": 6.2, "height": 3.7}
-        y_title = score
-    else:
-        in_a_row = points.groupby(["panel", "x"]).size().max()
-        size = {"width": 6.2 / columns**0.4, "height": 1 + (0.24 + 0.1 * in_a_row) * len(rows)}
-        x_title, y_title = score, ""
-    handles: dict[str, Any] = {}
-    with plot_style():
-        figure, axes = new_figure(-(-len(panels) // columns), columns, **size)
-        for i, (name, of_panel) in enumerate(panels):
-            panel, first, last = axes.flat[i], i % columns == 0, i >= len(panels) - columns
-            handles |= _draw_panel(panel, request, of_panel, palette, rows)
-            if not first and not numeric:
-                panel.set_yticklabels([])
-            panel.set_title(name)
-            panel.set_xlabel(x_title if last else "")
-            panel.set_ylabel(y_title if first else "")
-        for panel in axes.flat[len(panels) :]:
-            panel.remove()
-        if numeric or request.series != request.x:
-            add_legend(figure, handles, request.series)
-    return figure
-
-
 def _chance(points: pd.DataFrame) -> float | None:
     """Returns the accuracy of guessing in a panel; None: not known, or not the same everywhere."""
     known = {*points[_CHANCE].dropna()}
@@ -215,10 +176,10 @@ def _score_title(request: PlotRequest) -> str:
     return title_of(request.y) + (", %" if is_fraction(request.y) else "")
 
 
-def _chart_panels(
+def _panels(
     request: PlotRequest, points: pd.DataFrame, palette: Palette, x_title: str
 ) -> list[Panel]:
-    """Returns the panels for the page: for each series its means, and the runs behind them."""
+    """Returns for each series its means, and the runs behind them."""
     scale = 100 if is_fraction(request.y) else 1
     numeric, panels = all(map(is_number, points["x"])), []
     rows = [] if numeric else _members(points)
@@ -226,7 +187,7 @@ def _chart_panels(
         traces = []
         series = [*of_panel.groupby("series", sort=False)]
         for i, (member, line) in enumerate(series):
-            look = page_look(palette.style(request.series, str(member)))
+            style = palette.style(request.series, str(member))
             xs = [x if numeric else rows.index(format_value(x)) for x in line["x"]]
             at = _beside(xs, i, len(series), of_panel, log_x=numeric and request.log_x)
             if not numeric:
@@ -237,7 +198,7 @@ def _chart_panels(
                 runs[0] if len(runs) == 1 and isinstance(runs[0], Run) else None
                 for runs in line["runs"]
             ]
-            traces.append(Trace(str(member), look, "means", xs, means, low, high, counts, own, at))
+            traces.append(Trace(str(member), style, "means", xs, means, low, high, counts, own, at))
             behind = [
                 (x, scale * value, run if isinstance(run, Run) else None, place)
                 for x, place, values, runs in zip(xs, at, line["values"], line["runs"], strict=True)
@@ -246,10 +207,12 @@ def _chart_panels(
             ]
             if behind:
                 own_xs, ys, of, places = zip(*behind, strict=True)
-                traces.append(Trace(str(member), look, "runs", own_xs, ys, runs=of, at=places))
+                traces.append(Trace(str(member), style, "runs", own_xs, ys, runs=of, at=places))
+        # A shared point is drawn over the lines that go through it.
+        traces.sort(key=lambda trace: trace.series == request.through)
         if (chance := _chance(of_panel)) is not None:
             ends = [min(of_panel["x"]), max(of_panel["x"])] if numeric else [-0.5, len(rows) - 0.5]
-            traces.append(Trace(_CHANCE, page_look(CHANCE), "curve", ends, [scale * chance] * 2))
+            traces.append(Trace("chance", CHANCE, "chance", ends, [scale * chance] * 2))
         panels.append(Panel(str(name), x_title if numeric else _score_title(request),
                             _score_title(request) if numeric else "", traces,
                             log_x=numeric and request.log_x, log_y=numeric and request.log_y,
@@ -274,75 +237,6 @@ def _beside(
     if log_x:
         return [x * ((high / low) if high > low else 2) ** share for x in places]
     return [x + share * ((high - low) or 1) for x in places]
-
-
-def _draw_panel(
-    panel: Any, request: PlotRequest, points: pd.DataFrame, palette: Palette, rows: list[str]
-) -> dict[str, Any]:
-    """Draws one line per series; returns series -> its line, for the legend.
-
-    If x is text, `rows` are the names of the rows, with the score on the x-axis; else it is [].
-    """
-    scale = 100 if is_fraction(request.y) else 1
-    handles, numeric, series = {}, not rows, [*points.groupby("series", sort=False)]
-    for i, (name, line) in enumerate(series):
-        style = palette.style(request.series, str(name)) | {"markeredgewidth": 0.8, "capsize": 0}
-        xs = [x if numeric else rows.index(format_value(x)) for x in line["x"]]
-        places = _beside(xs, i, len(series), points, log_x=numeric and request.log_x)
-        means = scale * line["mean"]
-        bars = [(means - scale * line["low"]).fillna(0), (scale * line["high"] - means).fillna(0)]
-        for place, values in zip(places, line["values"], strict=True):
-            if len(values) > 1:
-                runs = [place] * len(values), [scale * value for value in values]
-                panel.plot(*(runs if numeric else runs[::-1]), color=style["color"], **_FAINT)
-        if numeric:
-            style |= {"yerr": bars, "elinewidth": 1.1, "zorder": 3 + (name == request.through)}
-            handles[name] = panel.errorbar(places, means, **style)
-        else:
-            style |= {"xerr": bars, "elinewidth": 1.3, "zorder": 3, "linestyle": "none"}
-            handles[name] = panel.errorbar(means, places, **style)
-    if (chance := _chance(points)) is not None:
-        _draw_chance(panel, scale * chance, numeric=numeric)
-    if numeric:
-        _set_ticks(panel, sorted({*points["x"]}), log_x=request.log_x)
-        panel.set_yscale("log" if request.log_y else "linear")
-        panel.margins(x=0.08, y=0.12)
-    else:
-        panel.set_yticks(range(len(rows)), rows)
-        panel.set_ylim(len(rows) - 0.5, -0.5)
-        panel.grid(visible=False, axis="y")
-        panel.margins(x=0.1)
-    return handles
-
-
-def _draw_chance(panel: Any, chance: float, *, numeric: bool) -> None:
-    """Draws a line at the accuracy of guessing."""
-    if numeric:
-        panel.axhline(chance, **CHANCE, zorder=1)
-        place = {"xy": (1, chance), "xycoords": panel.get_yaxis_transform(), "va": "center"}
-    else:
-        panel.axvline(chance, **CHANCE, zorder=1)
-        place = {"xy": (chance, 0), "xycoords": panel.get_xaxis_transform(), "va": "bottom"}
-    panel.annotate(
-        _CHANCE, xytext=(3, 1), textcoords="offset points", fontsize=8, color=MUTED, **place
-    )
-
-
-def _set_ticks(panel: Any, xs: Sequence[float], *, log_x: bool) -> None:
-    """Puts ticks at the points if there is room, and labels them with short numbers."""
-    from matplotlib import ticker
-
-    panel.set_xscale("log" if log_x else "linear")
-    panel.xaxis.set_major_formatter(short_number)
-    panel.xaxis.set_minor_formatter(ticker.NullFormatter())
-    if not log_x:
-        return
-    gaps = [b / a for a, b in itertools.pairwise(xs)]
-    if not gaps or min(gaps) > (xs[-1] / xs[0]) ** 0.09:
-        panel.set_xticks(xs)
-        panel.set_xticks([], minor=True)
-    elif xs[-1] < 100 * xs[0]:  # Powers of ten would be one or two ticks.
-        panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
 
 
 def _members(points: pd.DataFrame) -> list[str]:

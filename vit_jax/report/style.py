@@ -1,18 +1,14 @@
-"""The look of every picture: colours, markers, fonts and files.
+"""The look of every series: colours, markers and dashes, in pictures and on the page.
 
 A series has the same colour in every picture of a report. Each colour has a contrast of at least
 2.9 with its background, and any two are distinguishable under simulated protanopia,
 deuteranopia and tritanopia (Machado et al., 2009). Markers differ as well.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from vit_jax.report.chart import Panel
-from vit_jax.report.labels import FAMILIES, JOIN, known_family, natural_key, title_of
+from vit_jax.report.labels import FAMILIES, JOIN, known_family, natural_key
 
 # (on white, on the dark background of the HTML page)
 COLOURS = (
@@ -47,32 +43,6 @@ _CSS_COLOURS = {
     "plot-grid": (GRID, "#30363f"),
     "plot-surface": (SURFACE, "#171a20"),
 }
-DPI = 160
-
-
-class Drawing(NamedTuple):
-    """A picture before it is written."""
-
-    title: str
-    figure: Any  # of matplotlib
-    notes: list[str]  # sentences below it
-    panels: list[Panel]  # the same figures for the interactive chart of the page
-
-
-_SETTINGS: dict[Any, Any] = {
-    "font.family": ["DejaVu Sans"], "font.size": 9.5,
-    "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.labelsize": 9.5, "axes.linewidth": 0.8, "axes.axisbelow": True, "axes.grid": True,
-    "axes.spines.top": False, "axes.spines.right": False,
-    "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.titlecolor": INK, "text.color": INK,
-    "axes.facecolor": SURFACE, "figure.facecolor": SURFACE, "savefig.facecolor": SURFACE,
-    "grid.color": GRID, "grid.linewidth": 0.8,
-    "xtick.color": MUTED, "xtick.labelcolor": INK, "xtick.major.size": 3, "xtick.minor.size": 0,
-    "ytick.color": MUTED, "ytick.labelcolor": INK, "ytick.major.size": 0, "ytick.minor.size": 0,
-    "legend.frameon": False, "legend.fontsize": 9.5,
-    "lines.linewidth": 1.8, "lines.markersize": 6, "lines.solid_capstyle": "round",
-    "svg.fonttype": "none", "svg.hashsalt": "vit_jax", "figure.constrained_layout.use": True,
-}  # fmt: skip
 
 
 class Palette:
@@ -132,70 +102,6 @@ class Palette:
     def _family(self, column: str, member: str) -> str | None:
         named = known_family(member) if column in MODEL_COLUMNS else None
         return self._families.get(member, named)
-
-
-@contextmanager
-def plot_style() -> Iterator[None]:
-    """Sets colours, fonts and lines for the figures that are drawn inside."""
-    import matplotlib
-
-    with matplotlib.rc_context(_SETTINGS):
-        yield
-
-
-def new_figure(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
-    """Returns a figure and its axes [rows, columns]; the size of a panel is in inches."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * columns, height * rows + 0.45))
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def add_legend(
-    figure: Any, handles: Mapping[str, Any], column: str = "", side: str = "left"
-) -> None:
-    """Puts a legend above all panels, on a `side`, and makes room; a single entry needs no legend.
-
-    If the names are values of a `column`, they are sorted, and it becomes the title unless they are
-    models.
-    """
-    if len(handles) < 2:
-        return
-    names = sorted(handles, key=natural_key) if column else [*handles]
-    is_model = column.partition("+")[0] in MODEL_COLUMNS
-    title = "" if is_model else title_of(column)
-    longest = max(map(len, handles))
-    most = max(1, min(len(handles), int(figure.get_figwidth() * 10.5 / (longest + 8))))
-    rows = math.ceil(len(handles) / most)
-    # Every figure has room for two lines.
-    figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows + bool(title) - 2))
-    figure.legend(
-        [handles[name] for name in names],
-        names,
-        loc=f"outside upper {side}",
-        ncols=math.ceil(len(handles) / rows),
-        title=title or None,
-        alignment="left",
-        handlelength=3.5,  # Shorter ones do not show the dashes.
-        columnspacing=1.4,
-        borderaxespad=0.2,
-    )
-
-
-def start_at_zero(panel: Any) -> None:
-    """Lets the y-axis begin at zero and end a little above the largest finite value."""
-    heights = [y for line in panel.lines for y in line.get_ydata() if math.isfinite(y)]
-    if heights and max(heights) > 0:
-        panel.set_ylim(0, 1.06 * max(heights))
-
-
-def save(figure: Any, path: Path) -> None:
-    """Writes PATH.png and PATH.svg."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with plot_style():
-        figure.savefig(path.with_name(f"{path.name}.png"), dpi=DPI)
-        figure.set_layout_engine("none")  # Keep the layout of the PNG.
-        figure.savefig(path.with_name(f"{path.name}.svg"), metadata={"Date": None})
 
 
 def page_look(style: Mapping[str, Any]) -> dict[str, Any]:
