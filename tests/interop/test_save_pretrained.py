@@ -36,3 +36,11 @@ def test_a_model_without_a_head_stays_without_one(tmp_path):
     assert vit_jax.load_pretrained(tmp_path / "features").head.linear is None
     with pytest.raises(WeightsError, match="exists"):
         vit_jax.save_pretrained(model, tmp_path / "features")
+
+
+def test_every_class_has_a_name_or_none_has(tmp_path):
+    model = vit_jax.create_model("ViT-Ti/8", num_classes=3, image_size=16, **TINY)
+    model.class_names = ("cat", "dog")
+    with pytest.raises(WeightsError, match=r"2 names in model.class_names; expected .* 3 classes"):
+        vit_jax.save_pretrained(model, tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()

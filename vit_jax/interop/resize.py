@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vit_jax.errors import ARGUMENT, WeightsError
+from vit_jax.models.heads import is_head
 from vit_jax.models.patches import kernel_resize_matrix
 
 Grid = tuple[int, int]
@@ -55,12 +56,12 @@ def fit_parameter(
     elif name.endswith(_PATCH_KERNEL) and array.shape != shape and array.shape[2:] == shape[2:]:
         fitted = resample_kernel(array, shape[0])
     if fitted.shape != shape:
-        raise _shape_error(label or repr(name), array.shape, target, shape)
+        raise _shape_error(name, label or repr(name), array.shape, target, shape)
     return fitted
 
 
 def _shape_error(
-    label: str, old: tuple[int, ...], target: Target, new: tuple[int, ...]
+    name: str, label: str, old: tuple[int, ...], target: Target, new: tuple[int, ...]
 ) -> WeightsError:
     if not _follows_patches(old, new, target):
         return WeightsError(
@@ -77,7 +78,8 @@ def _shape_error(
         f"{label} for {rows}x{columns} patches, in a model with"
         f" {target.new_grid[0]}x{target.new_grid[1]} patches",
         "the same number, because the size of this parameter depends on it",
-        f"set {ARGUMENT} to {height if height == width else (height, width)}",
+        f"set {ARGUMENT} to {height if height == width else (height, width)}"
+        + (", or ask for a new head" if is_head(name) else ""),
         argument="image_size",
     )
 

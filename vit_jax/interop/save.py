@@ -90,18 +90,26 @@ def save_pretrained(model: ImageModel, path: str | Path, format: str = native.NA
             "vision_transformer", "timm", "transformers", "big_transfer".
 
     Raises:
-        WeightsError: the path exists, or the format cannot represent the model.
+        WeightsError: the path exists, the format cannot represent the model, or the number of class
+            names is not that of the classes.
 
     >>> save_pretrained(model, "tuned")  # doctest: +SKIP
     """
     linear = getattr(getattr(model, "head", None), "linear", None)
-    name = model.config.name
+    name, names = model.config.name, model.class_names
+    num_classes = 0 if linear is None else linear.kernel.shape[-1]
+    if names is not None and len(names) != num_classes:
+        raise WeightsError(
+            f"{len(names)} names in model.class_names",
+            f"one for each of the {num_classes} classes",
+            "complete them, or set model.class_names = None",
+        )
     loaded = Loaded(
         model=model,
         options=model.config,
-        num_classes=0 if linear is None else linear.kernel.shape[-1],
+        num_classes=num_classes,
         image_size=model.image_size,
-        class_names=model.class_names,
+        class_names=names,
         view=model.view,
         report=LoadReport("memory", native.NAME, name, 0),
     )
