@@ -61,7 +61,9 @@ def get_report(arg: str = "") -> dict[str, Any]:
         "title": "Adam or SGD",
         "question": "Which optimizer suits which family?",
         "tables": [{"metric": _TEST, "where": {"stage": "final"}, **shown}],
-        "plots": [],
+        "plots": [
+            {"x": "model", "y": _TEST, "series": "optimizer", "where": {"stage": "final"}},
+        ],
     }
 
 

@@ -52,6 +52,6 @@ def get_report(arg: str = "") -> dict[str, Any]:
                 "title": "Linear probe on CIFAR-10, by training images",
             },
         ],
-        "plots": [],
+        "plots": [{"x": "model", "y": probe, "panel": "dataset", "where": {"images": ""}}],
         "curves": [],
     }

@@ -111,6 +111,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
             },
         ],
         "plots": [
+            {"x": "head+norm", "y": metric, "title": "Head and norm", "where": heads},
             {
                 "x": "train_exaflops",
                 "y": metric,

@@ -36,7 +36,15 @@ REPORT = {
             "title": "Linear probe of the image tower",
         },
     ],
-    "plots": [],
+    "plots": [
+        {
+            "x": "loss",
+            "y": "zeroshot/{dataset}/accuracy_top1",
+            "panel": "dataset",
+            "where": {"kind": "pair"},
+            "title": "Zero-shot accuracy",
+        }
+    ],
     "curves": [],
 }
 

@@ -49,7 +49,14 @@ REPORT = {
             "title": "Fine-tuning",
         },
     ],
-    "plots": [],
+    "plots": [
+        {
+            "x": "pretraining",
+            "y": "linear_probe/cifar10/accuracy_top1",
+            "series": "budget",
+            "title": "Linear probe",
+        }
+    ],
     "curves": [],
 }
 

@@ -50,6 +50,8 @@ def put_stand_ins(folder):
     pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(folder / "photo.jpg")
     write_word_level(folder)
+    small = "experiments/transfer/checkpoints/ViT-Micro-4"
+    shutil.copytree(ROOT / small, folder / small)
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +99,12 @@ RESULTS = {
     ("docs/tutorials/transfer-sweep.md", 0): lambda names: len(list(names["get_sweep"]())) == 4,
     ("docs/tutorials/vit-and-resnet.md", 0): lambda names: len(list(names["get_sweep"]())) == 6,
     ("docs/tutorials/weights.md", 0): lambda names: names["found"]["pre_logits"].shape == (2, 192),
-    ("docs/tutorials/weights.md", 1): lambda names: (
+    ("docs/tutorials/vit-and-resnet.md", 1): lambda names: "data.data_dir" in names["SETTINGS"],
+    ("docs/tutorials/weights.md", 1): lambda names: "ship" in names["model"].class_names,
+    ("docs/tutorials/weights.md", 2): lambda names: (
         names["larger"].grid == (24, 24) and names["other"].head.linear.kernel.shape == (192, 37)
     ),
-    ("docs/tutorials/weights.md", 2): lambda names: names["losses"][-1] < names["losses"][0],
+    ("docs/tutorials/weights.md", 3): lambda names: names["losses"][-1] < names["losses"][0],
 }
 EXAMPLES = {
     (page, index): code
