@@ -120,7 +120,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
                 "log_x": True,
                 "title": "What is scaled",
                 "where": shapes,
-            }
+            },
         ],
         "curves": [
             {"series": series, "title": "Head and norm", "where": {**heads, **reported}},
