@@ -136,7 +136,7 @@ def _measure(run: Run, data_dir: Path, *, untrained: bool = False) -> list[dict[
         ]  # fmt: skip
         if part in _SCRIPTS:
             inputs.run(part, _SCRIPTS[part], arguments=asked)
-        elif vit_jax(["analyze", *asked, f"--what={part}", "--formats=png"]):
+        elif vit_jax(["analyze", *asked, f"--what={part}"]):
             raise ConfigError(
                 f"{run.path} cannot be analysed", "a run with a checkpoint", "see the line above"
             )

@@ -17,7 +17,7 @@ from vit_jax.storage.files import write_through
 Row = dict[str, Any]
 
 # Format of a picture -> metadata without the time, so that equal arrays give equal files.
-FORMATS = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+_FORMATS = {"png": {}, "svg": {"Date": None}}
 BLUE, ORANGE, GRAY = "#0072b2", "#d55e00", "#707070"
 
 
@@ -32,13 +32,13 @@ class Output:
     table: Table | None = None  # to print below the summary
 
 
-def write_output(name: str, output: Output, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Writes FOLDER/NAME.csv, .npz and pictures in `formats`; returns the paths, pictures first."""
-    paths = [folder / f"{name}.{kind}" for kind in formats]
+def write_output(name: str, output: Output, folder: Path) -> list[Path]:
+    """Writes FOLDER/NAME.csv, .npz and pictures; returns the paths, pictures first."""
+    paths = [folder / f"{name}.{kind}" for kind in _FORMATS]
     with matplotlib.rc_context({"svg.hashsalt": "vit_jax", "svg.fonttype": "none"}):
-        for kind, path in zip(formats, paths, strict=True):
+        for path, metadata in zip(paths, _FORMATS.values(), strict=True):
             with write_through(path) as picture:
-                output.figure.savefig(picture, dpi=160, metadata=FORMATS[kind])
+                output.figure.savefig(picture, dpi=160, metadata=metadata)
     table = folder / f"{name}.csv"
     with write_through(table) as rows, rows.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(output.rows[0]))

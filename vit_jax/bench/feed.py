@@ -1,27 +1,23 @@
-"""Measures the speed of the data loader by stage, threads and processes."""
+"""Measures the speed of the data loader by threads and processes."""
 
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing, labelled_image
 from vit_jax.data.cache import DecodedSource, cached
-from vit_jax.data.decode import decode
 from vit_jax.data.loader import batch_spec, train_batches
 from vit_jax.data.sources import Example, Source, open_training_data
 from vit_jax.data.sources.open import data_cache
-from vit_jax.data.transforms import Transform, make_train_transform
+from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DataError
 
 # Number of examples in memory.
 SAMPLE = 512
-# Examples read at a time.
-_CHUNK = 32
 # Reads an image and does nothing with it.
 bytes_only = Preprocessing(
     {"bytes": ArraySpec((), np.int64)}, lambda example, rng: {"bytes": len(example.image)}
@@ -137,68 +133,3 @@ def bottleneck(rates: Mapping[str, float]) -> str:
     shown = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
     named = "decoding" if slowest == "decoding" else f"the {slowest}"
     return f"the limit is {named} (images/s: {shown})"
-
-
-def measure_stages(source: Source, data: DataConfig, seconds: float) -> list[Rate]:
-    """Measures the stages of the transform in one thread.
-
-    There is a rate of reading, then of decoding, then of decoding with each further stage.
-    """
-    encoded = [example.image for example in _readable_examples(source, data)]
-    plain = data.augment.replace(randaugment_layers=0, three_augment=False, color_jitter=0.0)
-    rng = np.random.default_rng(0)
-    # Random indices, because a permutation of a large source would fill the memory.
-    chunk = rng.integers(len(source), size=(SAMPLE, _CHUNK)).tolist()
-    stages: list[tuple[str, Callable[[Any], Any], list[Any], int]] = [
-        (f"read, in chunks of {_CHUNK}", source.read, chunk, _CHUNK),
-        ("decode, whole image", lambda encoded: np.asarray(decode(encoded)), encoded, 1),
-        (
-            "decode, crop and resize",
-            _with_generator(make_train_transform(data.image_size, plain)),
-            encoded,
-            1,
-        ),
-    ]
-    if plain != data.augment:
-        full = make_train_transform(data.image_size, data.augment)
-        stages.append(("decode, crop, resize and augment", _with_generator(full), encoded, 1))
-    return [_time_stage(*stage, seconds) for stage in stages]
-
-
-def _readable_examples(source: Source, data: DataConfig) -> list[Example]:
-    """Returns a sample of the examples that can be decoded."""
-    found = []
-    for example in MemorySource(source).examples:
-        try:
-            decode(example.image)
-        except DataError as error:
-            if data.on_bad_example == "error":
-                where = f"example {example.id} of {source.name}: {error.got}"
-                raise DataError(where, error.expected, error.fix) from None
-        else:
-            found.append(example)
-    if not found:
-        raise DataError(
-            f"{source.name} has no readable image among {SAMPLE}",
-            "at least one",
-            "list bad images with: python -m vit_jax data check",
-        )
-    return found
-
-
-def _with_generator(transform: Transform) -> Callable[[bytes], np.ndarray]:
-    rng = np.random.default_rng(0)
-    return lambda encoded: transform(encoded, rng)
-
-
-def _time_stage(
-    name: str, work: Callable[[Any], Any], items: list[Any], images: int, seconds: float
-) -> Rate:
-    for item in items[:4]:
-        work(item)
-    begin, cpu, done = time.perf_counter(), time.process_time(), 0
-    while done == 0 or time.perf_counter() - begin < seconds:
-        work(items[done % len(items)])
-        done += 1
-    wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    return Rate(name, done * images / wall, cpu / (done * images) * 1e3)

@@ -20,7 +20,6 @@ analyses the same architecture with initial values drawn from --seed, for compar
 import argparse
 import dataclasses
 import logging
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="default: report/analysis in a run folder, else ./analysis (analysis-untrained)",
     )
-    parser.add_argument("--formats", default="png,svg", help="of pictures: png, svg, pdf")
     group = parser.add_argument_group("images")
     group.add_argument("--images", nargs="+", type=user_path, metavar="PATH", help="files, folders")
     group.add_argument("--dataset", metavar="NAME", help="TFDS name; or folder or CSV file")
@@ -86,11 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.analysis.catalogue import ANALYSES
-    from vit_jax.analysis.output import FORMATS
 
     known = {analysis.name: analysis for analysis in ANALYSES}
-    asked = None if args.what is None else _chosen("--what", args.what, known)
-    formats = _chosen("--formats", args.formats, FORMATS)
+    asked = None if args.what is None else _chosen(args.what, list(known))
     if args.images and args.dataset:
         raise ConfigError("--images and --dataset", "one of them", "leave one out")
     run_folder = _run_folder(args.model)
@@ -106,20 +102,19 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     output.mkdir(parents=True, exist_ok=True)
     for one in chosen:
         found = one.run(loaded.model, _some(images, one.count, args), args.batch_size)
-        _write(one.name, found, output, formats)
+        _write(one.name, found, output)
     _describe(args, loaded, images, chosen, output)
     print(f"written to {output}")
     return 0
 
 
-def _chosen(option: str, text: str, known: Iterable[str]) -> list[str]:
+def _chosen(text: str, known: list[str]) -> list[str]:
     """Returns the names of a comma-separated list, in the order of `known`."""
-    known = list(known)
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"{option}={text} with {name!r}",
+                f"--what={text} with {name!r}",
                 f"some of {', '.join(known)}",
                 f"did you mean {nearest(name, known)!r}?",
             )
@@ -212,12 +207,12 @@ def _output_folder(args: argparse.Namespace, run_folder: Path | None) -> Path:
     return args.output or (run_folder / "report" / name if run_folder else user_path(name))
 
 
-def _write(name: str, output: "Output", folder: Path, formats: list[str]) -> None:
+def _write(name: str, output: "Output", folder: Path) -> None:
     from rich.console import Console
 
     from vit_jax.analysis.output import write_output
 
-    write_output(name, output, folder, formats)
+    write_output(name, output, folder)
     console = Console(highlight=False)
     console.print(f"{name}: {output.summary}", soft_wrap=True)
     if output.table is not None:

@@ -1,7 +1,7 @@
 """Measure the speed of the training step or of data loading on this machine.
 
 python -m vit_jax bench step --model=ViT-Ti/16 --batch_size=32
-python -m vit_jax bench feed --config.data.name=cifar10 --config.data.data_dir=DATA --stages
+python -m vit_jax bench feed --config.data.name=cifar10 --config.data.data_dir=DATA
 """
 
 import argparse

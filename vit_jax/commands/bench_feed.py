@@ -1,6 +1,6 @@
-"""Measure the data loader's images/s, by stage, and compare it with the model's speed.
+"""Measure the data loader's images/s, and compare it with the model's speed.
 
-    python -m vit_jax bench feed --source=cifar10 --data_dir=DATA --stages
+    python -m vit_jax bench feed --source=cifar10 --data_dir=DATA
     python -m vit_jax bench feed --source=PHOTOS --model=ViT-S/16
     python -m vit_jax bench feed --config=configs/augreg.py:B/16 --data_dir=DATA
 
@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", help="dataset or path; replaces the recipe's")
     parser.add_argument("--data_dir", help="TFDS folder; same as --config.data.data_dir")
     parser.add_argument("--image_size", type=positive_int, default=None)
-    parser.add_argument("--stages", action="store_true", help="measure one thread by stage")
     parser.add_argument("--seconds", type=positive_number, default=4.0, help="per measurement (4)")
     parser.add_argument("--rounds", type=positive_int, default=3, help="interleaved (3)")
     parser.add_argument(
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
-    from vit_jax.bench.feed import Rate, measure_feed, measure_stages
+    from vit_jax.bench.feed import Rate, measure_feed
     from vit_jax.data.sources import class_count, open_training_data
     from vit_jax.data.sources.base import is_remote
     from vit_jax.run.folder import environment
@@ -72,10 +71,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     rows = [_row(rates) for rates in found.values()]
     _show(f"feed: {source.name}, {data.image_size} px, batch {data.global_batch_size}", rows)
     content: dict[str, Any] = {"environment": environment(), "feed": rows}
-    if args.stages:
-        stages = [_row([rate]) for rate in measure_stages(source, data, args.seconds)]
-        _show("one thread, stage by stage", stages)
-        content["stages"] = stages
     needed = None if args.model is None else device_rate(config)
     if needed is not None:
         content["verdict"] = verdict(config, max(r["images_per_second"] for r in rows), needed)

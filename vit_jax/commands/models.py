@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import math
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import non_negative_int, positive_int
@@ -120,9 +121,6 @@ def _classes(args: argparse.Namespace, options: ModelConfig) -> int:
 
 def _costs(args: argparse.Namespace, chosen: list[tuple[ModelConfig, int]]) -> "list[Cost]":
     """Returns the costs of the models: from the table of all models, or computed."""
-    from rich.console import Console
-    from rich.progress import track
-
     from vit_jax.models.costs import compute_cost, known_cost
 
     sizes = [
@@ -130,18 +128,9 @@ def _costs(args: argparse.Namespace, chosen: list[tuple[ModelConfig, int]]) -> "
         for options, image_size in chosen
     ]
     known = [known_cost(options, **size) for options, size in sizes]
-    missing = known.count(None)
-    stderr = Console(stderr=True)
-    if missing > _SOON and not stderr.is_terminal:
-        stderr.print(f"computing {missing} models, about {missing} s", highlight=False)
-    hidden = missing < 3 or not stderr.is_terminal
-    rows = track(
-        list(zip(known, sizes, strict=True)),
-        "tracing",
-        transient=True,
-        console=stderr,
-        disable=hidden,
-    )
+    if (missing := known.count(None)) > _SOON:
+        print(f"computing {missing} models, about {missing} s", file=sys.stderr)
+    rows = zip(known, sizes, strict=True)
     return [cost or compute_cost(options, **size) for cost, (options, size) in rows]
 
 

@@ -2,11 +2,9 @@
 
     python -m vit_jax predict cat.jpg dog.jpg --model=B_16.npz
     python -m vit_jax predict PHOTOS --model=runs/mine --format=csv > answers.csv
-    cat cat.jpg | python -m vit_jax predict - --model=B_16.npz
 
-IMAGE is a file, a folder (all images in and below it), or "-": standard input, which holds one
-image or a list of paths, one a line. The model is a file or folder of weights, or a
-run folder.
+IMAGE is a file, or a folder (all images in and below it). The model is a file or folder of weights,
+or a run folder.
 """
 
 import argparse
@@ -37,11 +35,8 @@ log = logging.getLogger(__name__)
 
 OVERRIDES = "--model."
 _IMAGENET = Path(__file__).resolve().parents[1] / "interop" / "imagenet2012_classes.txt"
-_STDIN = "-"
 # Images per call of the model, so that a folder is not classified one by one.
 _BATCH_SIZE = 32
-# How the files of the common image formats begin.
-_IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 
 # Name of an image, and its best classes with their probabilities.
 _Found = tuple[str, list[tuple[str, float]]]
@@ -49,7 +44,7 @@ _Found = tuple[str, list[tuple[str, float]]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of the command."""
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="file, folder, or -")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="file or folder")
     parser.add_argument(
         "--model", required=True, help="file, folder, run folder; hf://, gs://, s3://"
     )
@@ -62,9 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("list", "table", "json", "csv"),
-        help="list: the classes of each image below its name (default for up to 3 images); table:"
-        " a line per image (default for more); json: an object per line; csv: with a header",
+        choices=("list", "json", "csv"),
+        default="list",
+        help="list: the classes of each image below its name (default); json: an object per line;"
+        " csv: with a header",
     )
     add_load_arguments(parser)
 
@@ -86,32 +82,18 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise WeightsError(f"image size {height}x{width}", "a square image", "give --image_size")
     found = _classify(images, model, names, args)
     with without_info_log():
-        chosen = args.format or ("list" if len(images) <= 3 else "table")
-        _print(found, chosen, min(args.top, len(names)))
+        _print(found, args.format, min(args.top, len(names)))
     return 0
 
 
-def _find_images(given: Sequence[str]) -> list[tuple[str, Path | bytes, bool]]:
-    """Returns (name, path or content, whether the user has named it) of all images.
+def _find_images(given: Sequence[str]) -> list[tuple[str, Path, bool]]:
+    """Returns (name, path, whether the user has named it) of all images.
 
     Raises:
-        DataError: a folder without images, or empty standard input.
+        DataError: a folder without images.
     """
-    found: list[tuple[str, Path | bytes, bool]] = []
+    found: list[tuple[str, Path, bool]] = []
     for text in given:
-        if text == _STDIN:
-            content = sys.stdin.buffer.read()
-            if content.startswith(_IMAGE_STARTS):
-                found.append((_STDIN, content, True))
-                continue
-            lines = content.decode(errors="replace").split("\n")
-            listed = [line.rstrip("\r") for line in lines if line.strip()]
-            if not listed:
-                raise DataError(
-                    "standard input is empty", "an image, or a path per line", "pipe one in"
-                )
-            found += [(line, user_path(line), True) for line in listed]
-            continue
         path = user_path(text)
         if not path.is_dir():
             found.append((text, path, True))
@@ -129,7 +111,7 @@ def _find_images(given: Sequence[str]) -> list[tuple[str, Path | bytes, bool]]:
 
 
 def _classify(
-    images: Sequence[tuple[str, Path | bytes, bool]],
+    images: Sequence[tuple[str, Path, bool]],
     model: "Loaded",
     names: tuple[str, ...],
     args: argparse.Namespace,
@@ -150,11 +132,10 @@ def _classify(
     probabilities = jax.jit(lambda pixels: jax.nn.softmax(model.model(pixels)))
     size = min(_BATCH_SIZE, len(images))
 
-    def pixels_of(image: tuple[str, Path | bytes, bool]) -> "np.ndarray | None":
-        name, source, is_named = image
+    def pixels_of(image: tuple[str, Path, bool]) -> "np.ndarray | None":
+        name, path, is_named = image
         try:
-            encoded = source if isinstance(source, bytes) else read_user_file(source)
-            return preprocess.pixels(encoded)
+            return preprocess.pixels(read_user_file(path))
         except DataError as error:
             got = error.got if name in error.got else f"{name}: {error.got}"
             if not is_named:
@@ -204,7 +185,7 @@ def _class_names(
 
 
 def _print(found: Iterator[_Found], chosen: str, top: int) -> None:
-    """Prints the answers as they come; a table when all are there."""
+    """Prints the answers as they come."""
     if chosen == "json":
         for name, classes in found:
             content = {"image": name, "classes": [[n, round(s, 6)] for n, s in classes]}
@@ -215,28 +196,8 @@ def _print(found: Iterator[_Found], chosen: str, top: int) -> None:
         writer.writerow(["image", *itertools.chain(*columns)])
         for name, classes in found:
             writer.writerow([name, *itertools.chain(*((n, f"{s:.6f}") for n, s in classes))])
-    elif chosen == "list":
+    else:
         for name, classes in found:
             print(name)
             for label, score in classes:
                 print(f"  {score:6.1%}  {label}")
-    else:
-        _print_table(found, top)
-
-
-def _print_table(found: Iterator[_Found], top: int) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    from vit_jax.tables import plain_table
-
-    table = plain_table("image", right=())
-    table.columns[0].no_wrap = False
-    table.columns[0].overflow = "fold"
-    shown = min(top, 3)
-    for place in ("best", "second", "third")[:shown]:
-        table.add_column(place)
-    for name, classes in found:
-        table.add_row(escape(name), *(f"{s:.1%} {escape(n)}" for n, s in classes[:shown]))
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=160)).print(table)

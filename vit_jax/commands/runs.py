@@ -1,8 +1,8 @@
 """List runs: state, step, score, time left.
 
     python -m vit_jax runs                      all runs below the folder runs/
-    python -m vit_jax runs runs/sweep --watch   again every 2 seconds, until Ctrl-C
     python -m vit_jax runs runs --sort=score --json
+    watch -n 5 python -m vit_jax runs runs/sweep
 
 A run may be training on this machine, on another one that shares the disk, or in a bucket.
 """
@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from vit_jax.commands.arguments import positive_number
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.run.find import find_runs
 from vit_jax.run.job_folder import read_all
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 _COLOURS = {"failed": "red", "killed": "red", "running": "green"}
 _SORTS = ("state", "name", "step", "score", "eta", "updated")
 _WIDTH_WITHOUT_TERMINAL = 160
-# Lines of a terminal that a live table leaves free.
-_OTHER_LINES = 6
 
 
 class _Row(NamedTuple):
@@ -54,60 +51,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="state",
         help="state: running first, then by score (default)",
     )
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=positive_number,
-        const=2.0,
-        metavar="SECONDS",
-        help="show the table again every 2 SECONDS, until Ctrl-C",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
+    from rich.console import Console
+
     if overrides:
         raise ConfigError(f"--config.{overrides[0]}", "no override", "leave it out")
     folders = args.folders or [user_path("runs")]
     rows = _read(folders, args.sort)
-    if args.watch is not None:
-        return _watch(folders, args, rows)
-    _print(rows, as_json=args.json)
-    return 0
-
-
-def _print(rows: list[_Row], *, as_json: bool) -> None:
-    from rich.console import Console
-
-    if as_json:
+    if args.json:
         for row in rows:
             print(json.dumps({"run": row.name, **dataclasses.asdict(row.status)}))
-        return
+        return 0
     console = Console()
     console = console if console.is_terminal else Console(width=_WIDTH_WITHOUT_TERMINAL)
-    console.print(_table(rows, len(rows)))
-
-
-def _watch(folders: list[Path], args: argparse.Namespace, rows: list[_Row]) -> int:
-    """Shows the table again and again, until Ctrl-C."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console()
-    try:
-        if args.json or not console.is_terminal:
-            while True:
-                _print(rows, as_json=args.json)
-                time.sleep(args.watch)
-                rows = _read(folders, args.sort)
-        with Live(console=console, auto_refresh=False) as live:
-            while True:
-                live.update(_table(rows, max(console.height - _OTHER_LINES, 1)), refresh=True)
-                time.sleep(args.watch)
-                rows = _read(folders, args.sort)
-    except KeyboardInterrupt:
-        return 0
+    console.print(_table(rows))
+    return 0
 
 
 def _read(folders: list[Path], sort: str) -> list[_Row]:
@@ -156,8 +118,8 @@ def _sort_key(row: _Row, sort: str) -> tuple:
     return (first, parts) if sort == "name" else (first, score, parts)
 
 
-def _table(rows: list[_Row], most: int) -> "Table":
-    """Returns a table of at most `most` runs, with the number of runs in each state below it."""
+def _table(rows: list[_Row]) -> "Table":
+    """Returns a table of runs, with the number of runs in each state below it."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -169,7 +131,7 @@ def _table(rows: list[_Row], most: int) -> "Table":
     for column in ("step", "score", "time", "eta", "updated"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
-    for name, status in rows[:most]:
+    for name, status in rows:
         state = f"{status.state}: {status.note}" if status.note else status.state
         ago = None if status.updated is None else max(time.time() - status.updated, 0)
         table.add_row(
@@ -181,6 +143,4 @@ def _table(rows: list[_Row], most: int) -> "Table":
             "" if ago is None else ago_text(ago),
             f"[{_COLOURS.get(status.state, 'none')}]{escape(state)}[/]",
         )
-    if len(rows) > most:
-        table.add_row(f"and {len(rows) - most} more")
     return table

@@ -3,7 +3,6 @@
 It is a JSON file beside the arrays, so that any machine can read it without loading them.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.config.task import task_config
 from vit_jax.errors import CheckpointError, FileError
 from vit_jax.named_tree import named_leaves
-from vit_jax.run.damage import JSON_FILE, damaged_error, read_about, read_item
+from vit_jax.run.damage import JSON_FILE, damaged_error
 from vit_jax.run.result import read_result
 from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import is_bucket, user_path
@@ -27,25 +26,10 @@ ORBAX_FILE = "_CHECKPOINT_METADATA"
 """Orbax adds this file to a complete checkpoint; it has the times of the save."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckpointInfo:
-    """A checkpoint without its arrays."""
-
-    path: Path
-    step: int  # number of updates made
-    other_steps: tuple[int, ...]  # of the run's other checkpoints
-    # Item ("params", "optimizer", "ema") -> name -> {"shape": ..., "dtype": ...}.
-    arrays: dict[str, dict[str, dict[str, Any]]]
-    environment: dict[str, Any]  # git revision, package versions, devices and hosts that wrote it
-    data: dict[str, Any]  # position in the example order
-    config: dict[str, Any]
-    digests: dict[str, Any]  # of the arrays and of `data` and `config`
-
-
 def describe(
     items: dict[str, Any], environment: dict[str, Any], *, in_bucket: bool
 ) -> dict[str, Any]:
-    """Returns the description that `read_checkpoint_info` reads, as JSON."""
+    """Returns the description as JSON. Arrays are by item, such as "params", and then by name."""
     arrays = {item: _array_rows(tree) for item, tree in items.items()}
     return {"environment": environment, "arrays": arrays, "in_bucket": in_bucket}
 
@@ -139,20 +123,3 @@ def _steps(folder: Path) -> list[tuple[int, bool]]:
     mark = COMMIT_FILE if is_bucket(folder) else ORBAX_FILE
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted((int(p.name), (p / mark).exists()) for p in found if p.name.isdigit())
-
-
-def read_checkpoint_info(path: Path) -> CheckpointInfo:
-    """Reads the description of a checkpoint that `choose_checkpoint` finds, without its arrays."""
-    at = choose_checkpoint(path)
-    step = int(at.name)
-    about = read_about(at)
-    return CheckpointInfo(
-        path=at,
-        step=step,
-        other_steps=tuple(s for s in saved_steps(at.parent) if s != step),
-        arrays=about["arrays"],
-        environment=about["environment"],
-        data=read_item(at, "data", about),
-        config=read_item(at, "config", about),
-        digests=about["digests"],
-    )
