@@ -63,14 +63,14 @@ def names(folder):
 def test_train_resumes_and_says_that_the_run_is_finished(root, digits_dir, capsys):
     assert [row["step"] for row in read_metrics(root / "run" / "metrics.jsonl")][-1] == 2
     assert read_json(root / "run" / "result.json")["step"] == 2
-    before = [
-        (str(path), path.stat().st_size) for path, _ in root.find() if not path.match(".lock*")
-    ]
+
+    def sizes():
+        found = [path for path, _ in root.find() if not path.match(".lock*")]
+        return {str(path): path.stat().st_size for path in found}
+
+    before = sizes()
     assert main(train(root, digits_dir)) == 0
-    after = [
-        (str(path), path.stat().st_size) for path, _ in root.find() if not path.match(".lock*")
-    ]
-    assert after == before
+    assert sizes() == before
 
 
 def test_eval(root, capsys):
@@ -140,9 +140,7 @@ def test_fewshot(root, digits_dir, capsys):
     first = printed_json(capsys, *arguments, f"--workdir={root}/fewshot")
     assert {"config.json", "result.json", "report"} <= set(names(root / "fewshot"))
     again = printed_json(capsys, *arguments)
-    assert {k: v for k, v in again.items() if "/" in k} == {
-        k: v for k, v in first.items() if "/" in k
-    }
+    assert {k: again[k] for k in again if "/" in k} == {k: first[k] for k in first if "/" in k}
 
 
 def run_plan(*arguments):

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from vit_jax.__main__ import main
-from vit_jax.models.attention import log_choice
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +33,8 @@ def predict(capsys, *arguments):
 @pytest.fixture
 def answers(ours_path, photos, capsys):
     """Image -> its best classes, each predicted alone."""
-    names = ["a/1.png", "a/2.PNG", "b/1.jpg", "b/2.png"]
     found = {}
-    for name in names:
+    for name in ("a/1.png", "a/2.PNG", "b/1.jpg", "b/2.png"):
         printed = predict(capsys, photos / name, f"--model={ours_path}", "--format=json").out
         found[str(photos / name)] = json.loads(printed)["classes"]
     return found
@@ -60,14 +58,6 @@ def test_a_folder_gives_the_answers_of_its_images_in_every_format(
     assert float(lines[0]["probability_5"]) == pytest.approx(rows[0]["classes"][4][1], abs=2e-6)
     table = predict(capsys, photos, model, "--top=1").out
     assert f"{rows[3]['classes'][0][1]:.1%} {rows[3]['classes'][0][0]}" in table
-
-
-def test_the_report_before_the_answer_is_one_line(ours_path, photos, capsys):
-    log_choice.cache_clear()  # It logs each choice once per process.
-    captured = predict(capsys, photos / "a" / "1.png", f"--model={ours_path}")
-    (line,) = captured.err.splitlines()
-    assert "tensors, vit_jax, " in line
-    assert captured.out.splitlines()[0] == str(photos / "a" / "1.png")
 
 
 @pytest.mark.parametrize("content", ["image", pytest.param("paths", marks=pytest.mark.slow)])

@@ -55,8 +55,5 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds < 2 * 180  # Three minutes on two cores, also if other work delays them.
-    kinds = {output.get("data", {}).keys() >= {"image/png"} for cell in notebook.cells
-             if cell.cell_type == "code" for output in cell.outputs}  # fmt: skip
-    assert True in kinds or path.stem in ("own_loop", "plan_a_pod")
     if folder := os.environ.get("KEEP_NOTEBOOKS"):  # To look at them.
         nbformat.write(notebook, Path(folder) / path.name)

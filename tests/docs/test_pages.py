@@ -29,20 +29,6 @@ def blocks(language, text):
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def test_install_and_train_and_test_take_one_line_each():
-    install_and_train, *_, install_and_test = blocks("bash", README)
-    assert len(install_and_train.strip().splitlines()) == 1
-    assert "-r requirements.txt" in install_and_train
-    assert "train --config=configs/quickstart.py --workdir=runs/quickstart" in install_and_train
-    assert len(install_and_test.strip().splitlines()) == 1
-    assert "-r requirements-dev.txt" in install_and_test
-    assert "pytest" in install_and_test
-
-
-def test_the_readme_can_be_read_in_one_sitting():
-    assert len(README.splitlines()) <= 150
-
-
 def put_stand_ins(folder):
     """Writes the files that the examples open. The weights belong to a small ViT."""
     described = json.loads((ROOT / "tests/golden/vit_ti16_224.json").read_text())

@@ -99,17 +99,13 @@ def write_again(source: Path, run: Config, target: Path) -> None:
     with CheckpointFolder(source / "checkpoints", run.checkpoint, read_only=True) as folder:
         wanted = {"params": abstract.params, "optimizer": abstract.opt_state, "ema": abstract.ema}
         found = folder.restore(wanted, FIRST)
-    for tree, shapes in zip(found.arrays.values(), wanted.values(), strict=True):
-        jax.tree.map(lambda a, s: _check(a.sharding == s.sharding), tree, shapes)
+    places, expected = (jax.tree.map(lambda a: a.sharding, t) for t in (found.arrays, wanted))
+    assert places == expected
     state = TrainState(
         np.int32(FIRST), found.arrays["params"], found.arrays["optimizer"], found.arrays["ema"]
     )
     with CheckpointFolder(target / "checkpoints", run.checkpoint) as folder:
         folder.save(FIRST, state, data=found.data, config=found.config)
-
-
-def _check(condition: bool) -> None:
-    assert condition
 
 
 def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:

@@ -25,13 +25,7 @@ MESHES = {
 STEPS, SIDE = 5, 8
 PALLAS = {"attention_implementation": "pallas"}
 VIT = "ViT-Mini/4"
-FAMILIES = [
-    VIT,
-    pytest.param("R+ViT-Mini/4", marks=pytest.mark.slow),
-    pytest.param("BiT-R-Mini", marks=pytest.mark.slow),
-]
-
-
+FAMILIES = [VIT, "R+ViT-Mini/4", "BiT-R-Mini"]
 # Instructions of each kind in the compiled step of the ViT: what is inside the loop over its blocks
 # counts once. Of fsdp's gathers, four are in the forward and four in the backward loop.
 GOLDEN_JAX = "0.10.2"
@@ -91,16 +85,16 @@ def test_each_device_creates_only_its_shard(found_of, name):
         assert whole * least < part < whole * most, mesh
 
 
+def assert_only_mixup_partners_move(rows):
+    """An image is mixed with its neighbour, which for one a device lies on the next device."""
+    assert shapes(rows, "collective-permute") == [[1, 16], [1, SIDE, SIDE, 3]]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_on_a_data_mesh_nothing_is_gathered(found_of, name):
     rows = found_of(name)["data"]["collectives"]
     assert {row["kind"] for row in rows} <= {"all-reduce", "collective-permute"}
     assert_only_mixup_partners_move(rows)
-
-
-def assert_only_mixup_partners_move(rows):
-    """An image is mixed with its neighbour, which for one a device lies on the next device."""
-    assert shapes(rows, "collective-permute") == [[1, 16], [1, SIDE, SIDE, 3]]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

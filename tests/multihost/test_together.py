@@ -197,19 +197,6 @@ def test_a_killed_process_is_named_and_the_same_command_continues(
     assert figures(again.workdir) == figures(undisturbed.workdir)
 
 
-def test_when_process_0_is_killed_the_others_name_it(tmp_path, digits_dir):
-    """The coordination service is gone, and JAX aborts the others; the abort is delayed."""
-    run = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, devices=1)
-    wait_for_step(run, 2)
-    run.processes[0].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    assert run.codes() == [-signal.SIGKILL, 76]
-    assert time.monotonic() - killed < 10
-    (line,) = [row for row in run.printed(1).splitlines() if row.startswith("error: ")]
-    assert line.startswith("error: process 0 (")
-    assert "was killed or crashed; expected all processes to run;" in line
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_process_stops_all_at_one_step(number, tmp_path, digits_dir, undisturbed):
     # JAX looks for the signal once a second, in which a tiny model would be trained to its end.
@@ -227,15 +214,3 @@ def test_a_signal_to_one_process_stops_all_at_one_step(number, tmp_path, digits_
     assert again.codes() == [0, 0], again.printed(0) + again.printed(1)
     assert f"resuming from step {saved}" in again.printed(0)
     assert figures(again.workdir) == figures(undisturbed.workdir)
-
-
-def test_an_error_of_one_process_ends_all_with_its_line(tmp_path, digits_dir):
-    (tmp_path / "nothing").mkdir()
-    own = {1: [f"--config.data.data_dir={tmp_path / 'nothing' / 'file' / 'below'}"]}
-    (tmp_path / "nothing" / "file").write_text("")
-    run = Run(tmp_path, TINY, digits_dir, count=2, devices=1, own=own)
-    assert run.codes() == [2, 2]
-    own_line = run.printed(1).splitlines()[-1].removeprefix("error: ")
-    line = run.printed(0).splitlines()[-1]
-    assert line.startswith("error: process 1 (")
-    assert line.endswith(f"stopped: {own_line}")

@@ -182,18 +182,13 @@ def test_a_fused_reduce_scatter_of_the_tpu_compiler_is_one():
     assert one.received == pytest.approx(24 * LAYER * 7 / 8)
 
 
-def test_sums_are_sorted_by_received_bytes():
+def test_sums_keep_kinds_and_collectives_between_slices_apart():
     small = Collectives("all-gather", 4, "forward", 2, 200)
-    large = Collectives("all-reduce", 4, "backward", 1, 1000)
-    sums = sum_collectives([small, large, small])
-    assert [(s.kind, s.count, s.bytes, s.received) for s in sums] == [
-        ("all-reduce", 1, 1000, 1500.0),
-        ("all-gather", 4, 400, 300.0),
-    ]
-
-
-def test_sums_keep_collectives_between_slices_apart():
     inside = Collectives("all-reduce", 4, "backward", 1, 1000)
     across = Collectives("all-reduce", 4, "backward", 1, 1000, 500.0)
-    sums = sum_collectives([inside, across, across])
-    assert [(s.count, s.between) for s in sums] == [(2, 1000.0), (1, 0.0)]
+    sums = sum_collectives([small, inside, across, small, across])
+    assert [(s.kind, s.count, s.bytes, s.received, s.between) for s in sums] == [
+        ("all-reduce", 2, 2000, 3000.0, 1000.0),
+        ("all-reduce", 1, 1000, 1500.0, 0.0),
+        ("all-gather", 4, 400, 300.0, 0.0),
+    ]

@@ -7,7 +7,6 @@ from plan import real_compilers
 
 from vit_jax.plan.topology import has_cuda_plugin
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(

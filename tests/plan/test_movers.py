@@ -33,9 +33,3 @@ def test_instructions_that_do_the_same_are_one_mover():
     assert found.opcode == "custom-call toy"
     assert found.shapes == "f32[1024,256] <- bf16[24,512,256], f32[1024,256]"
     assert (found.runs, found.bytes) == (2, 2 * (24 * LAYER + 2 * ARGUMENT))
-
-
-def test_only_the_three_largest_arrays_are_named():
-    many = LOOP.replace("custom-call(%near)", "custom-call(%start, %near, %p, %start, %start)")
-    (found,) = (m for m in find_movers(parse(many)) if m.shapes.startswith("f32[] <-"))
-    assert found.shapes == "f32[] <- f32[1024,256], f32[1024,256], s32[] +2"

@@ -1,15 +1,11 @@
 """The settings that a search tries, in which order, and the one it calls the fastest."""
 
-import jax
-import numpy as np
 import pytest
 from plan.test_estimate import CHIP, SIZES, config
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.models.stacking import LayerLoop
-from vit_jax.parallel.mesh import make_mesh
-from vit_jax.parallel.sharding import PRESETS, parameter_shardings
 from vit_jax.plan.estimate import Memory, Plan
 from vit_jax.plan.search import (
     default_batch_sizes,
@@ -22,7 +18,6 @@ from vit_jax.plan.search import (
 from vit_jax.train.chips import Work
 from vit_jax.train.step_choice import StepChoice
 
-GIB = 2**30
 # Memory an image by remat policy, and the state that fsdp divides.
 _IMAGE = {"none": 8, "dots": 4, "full": 1}
 _STATE = 64
@@ -73,22 +68,6 @@ def toy(config):
 def test_presets_with_equal_shardings_on_a_mesh_are_tried_once(sizes, own, expected):
     run = config().replace(mesh=MeshConfig.from_mapping(own))
     assert placements(run, sizes) == expected
-
-
-def test_skipped_presets_have_the_same_shardings():
-    """One real device listed several times is good for shapes."""
-    kernel = jax.ShapeDtypeStruct((3, 32, 64), np.float32)
-    shapes = {"encoder": {"blocks": {"mlp": {"expand": {"kernel": kernel}}}}}
-
-    def part(sizes, preset):
-        data, fsdp, tensor = sizes
-        mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[:1] * 4)
-        (found,) = jax.tree.leaves(parameter_shardings(shapes, mesh, PRESETS[preset]))
-        return found.shard_shape(kernel.shape)
-
-    assert part((1, 4, 1), "fsdp") == part((1, 4, 1), "fsdp_tensor") == (3, 8, 64)
-    assert part((1, 4, 1), "replicated") == part((4, 1, 1), "fsdp_tensor") == (3, 32, 64)
-    assert part((1, 2, 2), "fsdp_tensor") == (3, 16, 32)
 
 
 def test_presets_that_differ_are_tried():

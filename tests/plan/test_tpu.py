@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from plan import real_compilers
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(

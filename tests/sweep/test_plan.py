@@ -59,26 +59,14 @@ def test_jobs_as_command_lines():
         Job(None, command="fewshot", arguments=["job:b=1", "--dataset=digits"], name="shots"),
     ).jobs
     assert [job.needs for job in jobs.values()] == [(), ("a",), ("b=1",)]
-    assert jobs["b=1"].command("python") == [
-        "python",
-        "-m",
-        "vit_jax",
-        "train",
-        f"--config={TINY}",
-        "--workdir=/sweep/jobs/b=1",
-        "--config.init_from=/sweep/jobs/a",
-        "--config.seed=3",
-        "--config.ema_decay=none",
-        "--deterministic",
-        "--model=/sweep/jobs/a",
-        "/sweep/jobs/a",
-    ]
-    assert jobs["shots"].command("python")[3:] == [
-        "fewshot",
-        "--workdir=/sweep/jobs/shots",
-        "/sweep/jobs/b=1",
-        "--dataset=digits",
-    ]
+    assert " ".join(jobs["b=1"].command("python")) == (
+        f"python -m vit_jax train --config={TINY} --workdir=/sweep/jobs/b=1"
+        " --config.init_from=/sweep/jobs/a --config.seed=3 --config.ema_decay=none"
+        " --deterministic --model=/sweep/jobs/a /sweep/jobs/a"
+    )
+    assert " ".join(jobs["shots"].command("python")[3:]) == (
+        "fewshot --workdir=/sweep/jobs/shots /sweep/jobs/b=1 --dataset=digits"
+    )
 
 
 def test_jobs_come_after_the_jobs_that_they_need():
@@ -208,34 +196,25 @@ def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, message):
     assert message in str(caught.value)
 
 
+GET = "def get_sweep():\n    "
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("x = 1", "has no get_sweep"),
-        ("def get_sweep():\n    return []", "returned no jobs"),
-        ("def get_sweep():\n    return 3", "returned int"),
-        ("def get_sweep():\n    return ['a.py']", "has an entry of type str: 'a.py'"),
-        (
-            "def get_sweep():\n    return [('a.py', ['seed=1'])]",
-            "a job has the overrides ['seed=1']; expected a dict",
-        ),
+        (f"{GET}return []", "returned no jobs"),
+        (f"{GET}return 3", "returned int"),
+        (f"{GET}return ['a.py']", "has an entry of type str: 'a.py'"),
+        (f"{GET}return [('a.py', ['seed=1'])]", "overrides ['seed=1']; expected a dict"),
         ("def get_sweep(arg):\n    return []", "needs an argument"),
-        ("def get_sweep():\n    yield 1 / 0", "line 2: ZeroDivisionError"),
-        (
-            "REPORT = {'titel': 'x'}\ndef get_sweep():\n    return [('a.py', {})]",
-            "unknown config key 'titel'",
-        ),
-        (
-            "REPORT = {}\ndef get_report():\n    return {}\n"
-            "def get_sweep():\n    return [('a.py', {})]",
-            "has REPORT and get_report; expected one of them",
-        ),
-        (
-            "def get_report():\n    return 'x'\ndef get_sweep():\n    return [('a.py', {})]",
-            "get_report of ",
-        ),
+        (f"{GET}yield 1 / 0", "line 2: ZeroDivisionError"),
+        (f"{GET}yield 'a.py', {{}}\nREPORT = {{'titel': 'x'}}", "unknown config key 'titel'"),
+        (f"{GET}yield 'a.py', {{}}\nREPORT = {{}}\ndef get_report():\n    return {{}}",
+         "has REPORT and get_report; expected one of them"),
+        (f"{GET}yield 'a.py', {{}}\ndef get_report():\n    return 'x'", "get_report of "),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_sweep_file_is_a_one_line_error(tmp_path, capsys, text, message):
     path = tmp_path / "s.py"
     path.write_text(text)
@@ -259,10 +238,7 @@ def test_get_sweep_returns_a_list_or_yields(tmp_path):
     assert sweep.report == {"title": "T"}
     path.write_text("def get_sweep():\n    yield 'a.py', {'seed': 3}\n")
     assert read_sweep(str(path)).entries == (Job("a.py", {"seed": 3}),)
-
-
-def test_get_report_receives_the_argument(tmp_path):
-    path = tmp_path / "s.py"
+    # get_report receives the argument too.
     path.write_text(
         "def get_sweep(arg='small'):\n    return [('a.py', {})]\n"
         "def get_report(arg='small'):\n    return {'title': arg, 'tables': [{'metric': arg}]}\n"
