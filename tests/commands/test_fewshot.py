@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 from image_files import write_folder
+from processes import one_line
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
@@ -46,8 +47,7 @@ def figures(result):
 
 def error_of(arguments, capsys):
     assert main(arguments) == 2
-    (line,) = [li for li in capsys.readouterr().err.splitlines() if li.startswith("error: ")]
-    return line
+    return one_line(capsys)
 
 
 def test_all_methods_write_results(base, tmp_path, capsys, caplog):

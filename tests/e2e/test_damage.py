@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from processes import UNMIXED, finish, one_line, run_command, start
-from short_runs import SHORT, content, train
+from short_runs import SHORT, content, read_item, train
 
 from vit_jax.__main__ import main
 from vit_jax.interop.native import open_native
@@ -26,16 +26,11 @@ def flip_six_bytes(path, seed):
 
 def flip_a_value(checkpoint, item="ema"):
     """Changes one value in an item, whose files are then whole and can be read."""
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        tree = checkpointer.metadata(checkpoint / item).item_metadata.tree
-        args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        args = ocp.args.PyTreeRestore(restore_args=args)
-        tree = checkpointer.restore(checkpoint / item, args=args)
-        leaves = [np.array(leaf) for leaf in jax.tree.leaves(tree)]
-        largest = max(leaves, key=lambda leaf: leaf.size)
-        largest.reshape(-1)[largest.size // 2] += 1e-3
-        tree = jax.tree.unflatten(jax.tree.structure(tree), leaves)
-        checkpointer.save(checkpoint / item, args=ocp.args.PyTreeSave(tree), force=True)
+    tree = jax.tree.map(np.array, read_item(checkpoint / item))
+    largest = max(jax.tree.leaves(tree), key=lambda leaf: leaf.size)
+    largest.reshape(-1)[largest.size // 2] += 1e-3
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(checkpoint / item, tree, force=True)
 
 
 def same_weights(run, other):

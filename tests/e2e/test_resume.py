@@ -4,14 +4,12 @@ import json
 import random
 import re
 import signal
-import time
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from processes import TIMEOUT_S, TINY, finish, one_line, start
-from short_runs import content, train
+from processes import TINY, finish, one_line, start, wait_for
+from short_runs import content, read_item, saved_steps, train
 
 from vit_jax.__main__ import main
 from vit_jax.run.metrics import read_metrics
@@ -32,23 +30,10 @@ def run_here(workdir, digits_dir, *overrides):
     return main(["train", f"--config={TINY}", f"--workdir={workdir}", data, *LENGTH, *overrides])
 
 
-def wait_for(condition, process):
-    """Polls until the condition holds; fails if the process ends before."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def logged_step(workdir):
     path = workdir / "metrics.jsonl"
     rows = read_metrics(path)
     return rows[-1]["step"] if rows else 0
-
-
-def saved_steps(workdir):
-    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
 
 
 def metrics(workdir):
@@ -57,28 +42,16 @@ def metrics(workdir):
     return [row for row in rows if row.keys() != {"step"}]
 
 
-def final_arrays(workdir):
-    step = workdir / "checkpoints" / str(STEPS)
-    with ocp.PyTreeCheckpointer() as checkpointer:
-
-        def restored(path):
-            """Restores NumPy arrays, whatever devices have saved them."""
-            tree = checkpointer.metadata(path).item_metadata.tree
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-            return checkpointer.restore(path, restore_args=as_numpy)
-
-        return {n: restored(step / n) for n in ("params", "optimizer", "ema")}
-
-
 def assert_same_run(workdir, reference):
     assert metrics(workdir) == metrics(reference)
     assert len(metrics(workdir)) == STEPS + 3  # One line per step, three evaluations.
     examples, wanted = ((w / "examples-0.jsonl").read_text() for w in (workdir, reference))
     assert examples == wanted
     assert len(examples.splitlines()) == STEPS
-    ours, theirs = final_arrays(workdir), final_arrays(reference)
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    last = [w / "checkpoints" / str(STEPS) for w in (workdir, reference)]
+    for item in ("params", "optimizer", "ema"):
+        ours, theirs = (read_item(folder / item) for folder in last)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     result, want = (json.loads((w / "result.json").read_text()) for w in (workdir, reference))
     assert result | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
 

@@ -22,7 +22,8 @@ from vit_jax.data.preprocess import preprocess_of
 from vit_jax.errors import DataError
 from vit_jax.evaluation.classification import benchmark_outputs, example_outputs
 from vit_jax.interop.save import save
-from vit_jax.tasks.classification.losses import softmax_cross_entropy
+from vit_jax.tasks.classification.config import LossConfig
+from vit_jax.tasks.classification.losses import make_loss
 
 # The labels of the stand-ins.
 SINGLE = [3, 999, 6, 11]
@@ -63,14 +64,10 @@ def test_one_label_is_ordinary_classification():
     mask = jnp.asarray(rng.random(20) < 0.7)
     right = labels[:, None] == jnp.arange(8)[None]
     found = benchmark_outputs(logits, right, jnp.ones((20, 8), bool), mask)
-    want = example_outputs(logits, labels, mask, softmax_cross_entropy_of_labels)
+    want = example_outputs(logits, labels, mask, make_loss(LossConfig()))
     assert found.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5)
-
-
-def softmax_cross_entropy_of_labels(logits, labels):
-    return softmax_cross_entropy(logits, (labels[:, None] == jnp.arange(8)[None]).astype("f4"))
 
 
 def test_the_lists_of_classes_are_the_published_ones():

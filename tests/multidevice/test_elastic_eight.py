@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from e2e.test_damage import flip_a_value
 from eight_devices import run_on_eight
+from short_runs import read_item
 
 from vit_jax.config.run import Config
 from vit_jax.errors import DamagedError
@@ -112,11 +112,7 @@ def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """What is in a checkpoint, by name, whole and on the host, without this project's help."""
     found = {}
     for item in ("params", "optimizer", "ema"):
-        path = workdir / "checkpoints" / str(step) / item
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            names = checkpointer.metadata(path).item_metadata.tree
-            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
-            tree = checkpointer.restore(path, restore_args=on_host)
+        tree = read_item(workdir / "checkpoints" / str(step) / item)
         for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
             found[item + jax.tree_util.keystr(keys)] = leaf
     return found
