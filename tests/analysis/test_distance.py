@@ -4,17 +4,13 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from random_models import random_model, run
+from random_models import random_images, random_model, run
 
 from vit_jax.analysis import attention_distance, mean_distances, patch_distances
 from vit_jax.errors import DataError, ModelError
 from vit_jax.models.attention import AttentionChoice
 
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
-
-
-def images(count, height=16, width=16):
-    return np.random.default_rng(0).uniform(-1, 1, (count, height, width, 3)).astype(np.float32)
 
 
 def distance_of(matrix, grid, patch_size):
@@ -105,7 +101,7 @@ def reference(model, pixels):
 )
 def test_the_distances_of_a_model_equal_the_formula(name, size, options):
     model = random_model(name, image_size=size, **options)
-    pixels = images(5, *size)
+    pixels = random_images(5, size)
     found, want = attention_distance(model, pixels, batch_size=2), reference(model, pixels)
     np.testing.assert_allclose(found.per_image, want, rtol=2e-4)
     np.testing.assert_allclose(found.mean, want.mean(0), rtol=2e-4)
@@ -123,7 +119,7 @@ def test_the_distances_of_a_model_equal_the_formula(name, size, options):
 def test_attention_kernel_scan_and_padding_do_not_change_the_distances():
     options = {**TINY, "num_registers": 2, "image_size": 8}
     plain = random_model("ViT-Ti/4", **options, attention_implementation="einsum")
-    want = attention_distance(plain, images(3, 8, 8))
+    want = attention_distance(plain, random_images(3, 8))
     changed = {"scan": False, "attention_implementation": "xla", "remat": "full"}
     unrolled = random_model("ViT-Ti/4", **options, **changed)  # With the same parameters.
     # Like a fused kernel that needs an even number of tokens; the padding is cut off first.
@@ -131,7 +127,7 @@ def test_attention_kernel_scan_and_padding_do_not_change_the_distances():
     assert padded.tokens == 7
     padded.attention = AttentionChoice("xla", 8, "for this test")
     for other in (unrolled, padded):
-        found = attention_distance(other, images(3, 8, 8), batch_size=2)
+        found = attention_distance(other, random_images(3, 8), batch_size=2)
         np.testing.assert_allclose(found.per_image, want.per_image, rtol=2e-5)
         np.testing.assert_allclose(found.prefix_share, want.prefix_share, rtol=2e-5)
 
@@ -160,8 +156,8 @@ def test_only_the_weights_of_one_layer_are_in_memory():
 def test_wrong_inputs_are_errors():
     model = random_model("ViT-Ti/4", **TINY)
     with pytest.raises(DataError, match="0 images; expected at least one"):
-        attention_distance(model, images(0))
+        attention_distance(model, random_images(0))
     with pytest.raises(ModelError, match=r"images of shape \(3, 8, 8, 3\)"):
-        attention_distance(model, images(3, 8, 8))
+        attention_distance(model, random_images(3, 8))
     with pytest.raises(ModelError, match="distance of a ResNet, which has no attention"):
-        attention_distance(random_model("BiT-R-Nano"), images(1))
+        attention_distance(random_model("BiT-R-Nano"), random_images(1))

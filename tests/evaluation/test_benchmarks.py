@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_accuracy_with_several_labels_by_hand():
     assert (found["examples"], found["top1"], found["top5"]) == (3, 1, 2)
     assert found["correct"].tolist()[:3] == [True, False, False]
     assert found["mask"].tolist() == [True, True, True, False, False]
-    p = np.exp(np.asarray(logits[0])) / np.exp(np.asarray(logits[0])).sum()
+    p = np.asarray(jax.nn.softmax(logits[0]))
     want = -np.log([p[0], p[1] + p[6], p[5] + p[6]]).sum()
     assert float(found["loss"]) == pytest.approx(want, rel=1e-5)
 
@@ -53,8 +54,6 @@ def test_only_the_classes_to_choose_among_compete_by_hand():
     found = benchmark_outputs(logits, right, among, mask)
     # Class 0 has the largest logit, but is not one of the subset; an image of it does not count.
     assert (found["examples"], found["top1"]) == (1, 1)
-    whole = benchmark_outputs(logits, right, jnp.ones((2, 4), bool), mask)
-    assert (whole["examples"], whole["top1"]) == (2, 1)
 
 
 def test_one_label_is_ordinary_classification():
