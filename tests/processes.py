@@ -7,7 +7,6 @@ The arguments are those of `python`. The processes are forked by `fork_server.py
 processes of a session share.
 """
 
-import dataclasses
 import functools
 import json
 import os
@@ -28,15 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests" / "e2e" / "tiny.py"
 UNMIXED = f"{TINY}:unmixed"
 TIMEOUT_S = 600
-
-
-@dataclasses.dataclass
-class Completed:
-    """What a command has left."""
-
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 class Process:
@@ -116,7 +106,7 @@ def run_command(*arguments, env=None, cwd=ROOT, timeout=TIMEOUT_S):
         process.wait(timeout)
     finally:
         process.kill()
-    return Completed(process.returncode, *process.communicate())
+    return subprocess.CompletedProcess(arguments, process.returncode, *process.communicate())
 
 
 def start(workdir, digits_dir, *overrides, config=TINY):

@@ -1,5 +1,4 @@
 import errno
-import logging
 import os
 
 import pytest
@@ -9,14 +8,6 @@ from vit_jax.__main__ import main
 from vit_jax.commands import COMMANDS
 from vit_jax.commands import train as train_command
 from vit_jax.errors import DivergenceError
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    levels = {name: logging.getLogger(name).level for name in ("vit_jax", "absl")}
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture

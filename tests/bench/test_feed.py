@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from image_files import encoded, write_folder
+from image_files import write_folder
 from small_config import small_mapping
 
 from vit_jax.__main__ import main
@@ -9,7 +9,7 @@ from vit_jax.bench import feed
 from vit_jax.commands import bench_feed
 from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
-from vit_jax.data.sources import Example, TfdsSource
+from vit_jax.data.sources import TfdsSource
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.errors import DataError
@@ -62,26 +62,6 @@ def test_stages_leave_out_bad_examples_or_name_them(tmp_path):
         feed.measure_stages(source, data(good), seconds=0.01)
     skip = data(good, on_bad_example="skip")
     assert len(feed.measure_stages(source, skip, seconds=0.01)) == 3
-
-
-def test_stages_of_a_large_source_take_no_memory_for_its_order():
-    class Endless:
-        name, class_names, fingerprint = "endless", ("0",), "0"
-        seen = []
-
-        def __len__(self):
-            return 10**15
-
-        def __getitem__(self, index):
-            return self.read([index])[0]
-
-        def read(self, indices):
-            self.seen += indices
-            return [Example(encoded(1), 0, str(i)) for i in indices]
-
-    source = Endless()
-    assert feed.measure_stages(source, data(""), seconds=0.01)[0].images_per_second > 0
-    assert max(source.seen) > 10**14
 
 
 def test_examples_in_memory_are_spread_over_the_source(digits_dir, monkeypatch):

@@ -102,15 +102,6 @@ def test_a_new_model_depends_on_its_seed_and_takes_options(base, capsys):
 
 
 @pytest.mark.slow
-def test_the_batch_size_hardly_changes_the_results(base, capsys):
-    fixed = [*base, *FEW, "--l2=4"]
-    usual = figures(run_json(fixed, capsys))
-    other = figures(run_json([*fixed, "--batch_size=77"], capsys))
-    for name, value in usual.items():
-        assert other[name] == pytest.approx(value, abs=2 / 100), name
-
-
-@pytest.mark.slow
 def test_l2_may_be_fixed_or_chosen_on_another_split(base, capsys):
     fixed = run_json([*base, "--l2=1024", "--shots=5"], capsys)
     assert fixed["fewshot/digits/5_shot/l2"] == 1024

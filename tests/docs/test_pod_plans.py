@@ -2,11 +2,8 @@
 
 import csv
 import math
-import os
 import re
 import runpy
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,28 +36,3 @@ def test_recipe_and_topology_of_every_row_exist(name):
         topology = parse_topology(row["topology"])
         assert math.prod(topology.shape) * topology.slices == int(row["devices"])
         assert config.data.image_size == int(row["image_size"])
-
-
-# Stands for `python`: writes down its arguments, and a line to the file of --output.
-STAND_IN = r"""#!/bin/sh
-echo "$@" >> "$COMMANDS"
-for argument; do
-    case $argument in --output=*) echo row >> "${argument#--output=}" ;; esac
-done
-"""
-
-
-@pytest.mark.parametrize(("name", "argument"), [("plans.csv", ""), ("gpu_plans.csv", "gpu")])
-def test_the_script_has_a_command_for_each_row(name, argument, tmp_path):
-    folder = tmp_path / "experiments" / "pod_plans"
-    folder.mkdir(parents=True)
-    shutil.copy(FOLDER / "make.sh", folder)
-    (tmp_path / "python").write_text(STAND_IN)
-    (tmp_path / "python").chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "COMMANDS": str(tmp_path / "log")}
-    subprocess.run(["bash", str(folder / "make.sh"), argument], env=environment, check=True)
-    found = (tmp_path / "log").read_text().splitlines()
-    assert len(found) == len(rows(name)) == len((folder / name).read_text().splitlines())
-    for row in rows(name):
-        wanted = f"--config={row['recipe']} --topology={row['topology']} "
-        assert any(wanted in command for command in found), wanted

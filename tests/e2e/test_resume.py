@@ -14,7 +14,6 @@ from short_runs import content, read_item, saved_steps, train
 from vit_jax.__main__ import main
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.time_account import PARTS
-from vit_jax.train.hooks.log import LogHook
 
 STEPS = 60
 LENGTH = [f"--config.train_steps={STEPS}", "--config.evaluation.interval_steps=25"]
@@ -65,11 +64,14 @@ def reference(tmp_path_factory, digits_dir):
 
 
 @pytest.mark.slow
-def test_a_terminated_process_saves_exits_75_and_resumes(tmp_path, digits_dir, reference, caplog):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_process_saves_exits_75_and_resumes(
+    number, tmp_path, digits_dir, reference, caplog
+):
     workdir = tmp_path / "run"
     process = start(workdir, digits_dir, *LENGTH)
     wait_for(lambda: logged_step(workdir) >= 17, process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     code, _, err = finish(process)
     assert code == 75
     assert "Traceback" not in err
@@ -81,25 +83,6 @@ def test_a_terminated_process_saves_exits_75_and_resumes(tmp_path, digits_dir, r
         assert run_here(workdir, digits_dir) == 0
     assert f"resuming from step {saved}" in caplog.text
     assert_same_run(workdir, reference)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_saves_exits_75_and_resumes(
-    tmp_path, digits_dir, reference, monkeypatch
-):
-    after_step = LogHook.after_step
-
-    def interrupt(self, context, output):
-        after_step(self, context, output)
-        if output.step == 17:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LogHook, "after_step", interrupt)
-        assert run_here(tmp_path, digits_dir) == 75
-    assert max(saved_steps(tmp_path)) == 17
-    assert run_here(tmp_path, digits_dir) == 0
-    assert_same_run(tmp_path, reference)
 
 
 @pytest.mark.slow
@@ -152,3 +135,18 @@ def test_another_config_on_the_folder_is_refused_and_changes_nothing(digits_dir,
     assert train(run, digits_dir, "--config.optimizer.learning_rate=0.5") == 2
     assert re.search(r"optimizer.learning_rate: [\d.]+ there, 0.5 now", one_line(capfd))
     assert without_lock(run) == before
+
+
+@pytest.mark.slow
+def test_two_deterministic_runs_are_bit_exact(tmp_path, digits_dir):
+    """On a GPU this is what the option is for."""
+    options = ["--deterministic", "--config.train_steps=20", "--config.model.dtype=bfloat16"]
+    found = []
+    for workdir in (tmp_path / "one", tmp_path / "two"):
+        code, _, err = finish(start(workdir, digits_dir, *options))
+        assert code == 0, err
+        environment = json.loads((workdir / "env.json").read_text())
+        assert "--xla_gpu_deterministic_ops=true" in environment["xla_flags"]
+        found.append(metrics(workdir))
+    assert len(found[0]) > 20
+    assert found[0] == found[1]

@@ -3,23 +3,15 @@
 import csv
 import json
 
-import jax
 import numpy as np
 import pytest
 from PIL import Image
 from processes import ROOT, one_line
 
 from vit_jax.__main__ import main
-from vit_jax.run.metrics import read_metrics
 
 RECIPE = ROOT / "configs" / "transfer.py"
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
-
-
-@pytest.fixture(autouse=True)
-def _optax_promotes():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -75,21 +67,6 @@ def test_fine_tuning_on_an_imbalanced_folder_reports_accuracy_by_class(
     assert main(["eval", f"--workdir={workdir}", "--json"]) == 0
     figures = json.loads(capfd.readouterr().out)
     assert figures["eval/test/roc_auc"] == pytest.approx(result["eval/test/roc_auc"])
-
-
-@pytest.mark.slow
-def test_class_weights_count_in_the_loss(tmp_path, ours_path, photos):
-    """A head at zero gives every example log 2, so that the first loss is the weights' mean."""
-    folder = [f"--config.data.data_dir={photos}", "--config.data.image_size=32"]
-    folder += ["--config.train_steps=1"]
-    folder += ["--config.data.global_batch_size=16", "--config.evaluation.splits={}"]
-    assert run(tmp_path, "folder,test,weighted,head", ours_path, *folder) == 0
-    (row,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "train/loss" in r]
-    # 36 examples of 2 classes: bright ones weigh 36 / (2 * 9), dark ones 36 / (2 * 27).
-    loss = row["train/loss"] / np.log(2)
-    bright = (loss - 2 / 3) / (2 - 2 / 3) * 16
-    assert bright == pytest.approx(round(bright), abs=1e-4)
-    assert 0 <= round(bright) <= 9
 
 
 @pytest.mark.parametrize(

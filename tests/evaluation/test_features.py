@@ -4,12 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from images import encode
 from random_models import random_images, run
 from weight_files import random_weights
 
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import WeightsError
 from vit_jax.evaluation.features import (
     build_feature_extractor,
@@ -129,16 +127,3 @@ def test_a_stopped_extraction_returns_none(tmp_path, mesh, data):
     fitted = resample_params(params, own, own, mesh)
     asked = iter([False, True])
     assert extract(own, fitted, batches(*data, 4), COUNT, mesh, lambda: next(asked)) is None
-
-
-def test_squash_central_crops_the_middle_of_the_squashed_image():
-    # 64 x 32 pixels squashed to 32 x 32: the middle 28 come from columns 4 to 59, rows 2 to 29.
-    pixels = np.zeros((32, 64, 3), np.uint8)
-    pixels[2:30, 4:60] = 200
-    found = make_eval_transform(28, "squash_central")(encode(pixels), np.random.default_rng())
-    assert found.shape == (28, 28, 3)
-    assert (found == 200).all()
-    # The central crop has 28 rows and columns 18 to 45.
-    pixels[:, 18:46] = 100
-    found = make_eval_transform(28, "central")(encode(pixels), np.random.default_rng())
-    assert (found == 100).all()
