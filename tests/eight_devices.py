@@ -34,7 +34,7 @@ def run_on_eight(program: str, *arguments: str) -> Any:
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
 
 
-def small_program(mesh: dict[str, Any], **content: Any) -> Any:
+def small_program(mesh: dict[str, Any], *, num_classes: int = 10, **content: Any) -> Any:
     """Builds a run of batches of 16 on all devices, or for an empty mesh section on one."""
     import jax
 
@@ -46,7 +46,8 @@ def small_program(mesh: dict[str, Any], **content: Any) -> Any:
     data = {"name": "none", "image_size": 16, "global_batch_size": 16, **content.pop("data", {})}
     config = Config.from_mapping({**usual, **content, "data": data})
     devices = jax.devices() if mesh else jax.devices()[:1]
-    return build_program(config, make_mesh(config.mesh, devices), num_classes=10, num_examples=100)
+    sizes = {"num_classes": num_classes, "num_examples": 100}
+    return build_program(config, make_mesh(config.mesh, devices), **sizes)
 
 
 def train(program: Any, batches: list[dict[str, Any]]) -> tuple[Any, dict[str, list[float]]]:

@@ -105,10 +105,8 @@ def test_analyze(root, capsys):
     arguments = ["--images", f"{root}/photos", "--what=positions,distance", "--formats=png,svg"]
     assert main(["analyze", f"{root}/run", *arguments]) == 0
     folder = root / "run" / "report" / "analysis"
-    kinds = ("csv", "npz", "png", "svg")
-    assert names(folder) == sorted(
-        ["analysis.json", *(f"{name}.{k}" for name in ("distance", "positions") for k in kinds)]
-    )
+    for kind in ("csv", "npz", "png", "svg"):
+        assert {f"distance.{kind}", f"positions.{kind}"} <= set(names(folder))
     assert read_json(folder / "analysis.json")["images"]["from"] == f"{root}/photos"
     assert (folder / "distance.png").read_bytes().startswith(b"\x89PNG")
     with zipfile.ZipFile(io.BytesIO((folder / "distance.npz").read_bytes())) as archive:

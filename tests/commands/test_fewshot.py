@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from image_files import write_folder
 from processes import one_line
+from small_config import small_mapping
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
@@ -29,11 +30,6 @@ def base(weights, digits_dir):
 
 # For tests whose facts do not need all images.
 FEW = ("--train_split=train[:300]", "--test_split=test[:100]")
-
-
-@pytest.fixture(autouse=True)
-def _said(caplog):
-    caplog.set_level(logging.INFO, "vit_jax")
 
 
 def run_json(arguments, capsys):
@@ -77,8 +73,8 @@ def test_all_methods_write_results(base, tmp_path, capsys, caplog):
     assert np.std(by_seed, ddof=1) == pytest.approx(deviation)
     assert details["images"] == {"train": 1437, "test": 360}
     # Again: finished. Elsewhere: the same.
-    caplog.clear()
-    assert run_json(arguments, capsys) == first
+    with caplog.at_level(logging.INFO, "vit_jax"):
+        assert run_json(arguments, capsys) == first
     assert "has already finished" in caplog.text
     again = run_json([*arguments[:-1], f"--workdir={tmp_path / 'other'}"], capsys)
     assert figures(again) == figures(first)
@@ -166,18 +162,12 @@ def test_unreadable_checkpoints_are_one_line_errors(base, tmp_path, capsys):
 
 
 def test_the_fewshot_section_of_a_recipe_is_used(weights, digits_dir, tmp_path, capsys):
-    config = tmp_path / "config.py"
-    config.write_text(
-        "def get_config():\n"
-        "    return {'model': {'name': 'ViT-Ti/8'}, 'train_steps': 1,\n"
-        "            'data': {'name': 'digits', 'global_batch_size': 8,\n"
-        f"                     'data_dir': {str(digits_dir)!r}}},\n"
-        "            'optimizer': {'learning_rate': 0.1},\n"
-        "            'fewshot': {'datasets': {'numbers': {'name': 'digits', 'crop': 'resize',\n"
-        "                                                 'train_split': 'train[:300]',\n"
-        "                                                 'test_split': 'test[:100]'}},\n"
-        "                        'shots': [2], 'seeds': [5], 'l2': 8.0}}\n"
-    )
+    config = tmp_path / "config.json"
+    numbers = {"name": "digits", "crop": "resize", "train_split": "train[:300]",
+               "test_split": "test[:100]"}  # fmt: skip
+    section = {"datasets": {"numbers": numbers}, "shots": [2], "seeds": [5], "l2": 8.0}
+    mapping = small_mapping(fewshot=section, data__data_dir=str(digits_dir))
+    config.write_text(json.dumps(mapping))
     found = run_json(["fewshot", f"--config={config}", f"--config.checkpoint={weights}"], capsys)
     assert found["fewshot/numbers/2_shot/l2"] == 8
     assert found["fewshot/numbers/2_shot/accuracy_top1_std"] == 0

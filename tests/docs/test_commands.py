@@ -26,7 +26,6 @@ from vit_jax.config.file import load_config
 NEEDS = {"tpu", "gpu", "cloud", "imagenet", "network", "time", "edit"}
 # Names of the pages for what a reader has: `put_all_stand_ins` makes them, under these names.
 STAND_INS = {"PHOTOS", "DATA", "RUN", "RUNS", "SWEEP", "NAME"}
-_WRITTEN = {"PLAN.json"}
 _NAME = re.compile(r"(?<![\w$./])[A-Z][A-Z_]{2,}\b(?:\.\w+)?(?!=)")
 _MARK = re.compile(r"<!-- needs: (.*?) -->\n+")
 _BLOCK = re.compile(r"((?:<!-- needs: [^\n]* -->\n+)*)```bash\n(.*?)```", re.DOTALL)
@@ -64,15 +63,11 @@ _OURS = re.compile(r"(?:-m vit_jax|vit-jax) ")
 OURS = list(dict.fromkeys(c.line for c in COMMANDS if _OURS.search(c.line)))
 
 
-def unknown_names(line):
-    """Returns the names in capitals that are none of the stand-ins."""
-    return {*_NAME.findall(line)} - STAND_INS - _WRITTEN
-
-
 def test_every_command_is_run_or_marked():
     assert len(COMMANDS) > 80
     for command in COMMANDS:
-        lacks = unknown_names(command.line) or re.search(r"(gs|s3|hf)://|gcloud", command.line)
+        lacks = {*_NAME.findall(command.line)} - STAND_INS - {"PLAN.json"}
+        lacks = lacks or re.search(r"(gs|s3|hf)://|gcloud", command.line)
         fix = "add a stand-in, or <!-- needs: ... --> to the page"
         assert command.needs or not lacks, f"{command}: {fix}"
 
@@ -174,11 +169,6 @@ def fresh_clone(tmp_path):
     return folder
 
 
-def in_an_environment_of_its_own(command):
-    """Whether a command is of the README or a tutorial, which begin with an installation."""
-    return command.page == "README.md" or "/tutorials/" in command.page
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False], ids=["README and tutorials", "other pages"])
 def test_the_commands_work_in_a_fresh_clone(fresh_clone, own):
@@ -190,13 +180,11 @@ def test_the_commands_work_in_a_fresh_clone(fresh_clone, own):
     environment["PATH"] = f"{fresh_clone}/.venv/bin:{os.environ['PATH']}"
     first = blocks("bash", README)[0].strip()  # Makes the environment and trains the quickstart.
     lines = [first if own else first.replace(".venv/bin/", "").rpartition(" && ")[2]]
-    lines += [
-        command.line
-        for command in COMMANDS[1:]
-        if not command.needs
-        and "-m venv" not in command.line
-        and in_an_environment_of_its_own(command) == own
-    ]
+    for command in COMMANDS[1:]:
+        # The README and the tutorials begin with an installation.
+        is_own = command.page == "README.md" or "/tutorials/" in command.page
+        if not command.needs and "-m venv" not in command.line and is_own == own:
+            lines.append(command.line)
     for line in dict.fromkeys(lines):
         line = shortened(line).replace("/PATH/TO/vit_jax", str(fresh_clone))
         if folder := re.search(r" (?:train|sweep) .*--workdir=(\S+)", line):

@@ -1,42 +1,14 @@
 """Errors during training end with one line and exit code 2, and lose nothing."""
 
-import io
 import json
 import os
 import subprocess
 
 import pytest
-import tensorflow_datasets as tfds
-from image_files import encoded
 from processes import UNMIXED, finish, one_line, start
 from short_runs import SHORT, rewrite_item, saved_steps, train
-from tfds_stand_ins import write_tfds
 
 from vit_jax.__main__ import main
-
-
-@pytest.mark.slow
-def test_a_truncated_image_is_named_by_its_example(tmp_path, capfd):
-    features = {
-        "id": tfds.features.Text(),
-        "image": tfds.features.Image(shape=(8, 8, 3), encoding_format="png"),
-        "label": tfds.features.ClassLabel(num_classes=10),
-    }
-    examples = [
-        {
-            "id": f"photo-{index}",
-            "image": io.BytesIO(encoded(index, (8, 8))[: 45 if index == 2 else None]),
-            "label": index % 10,
-        }
-        for index in range(40)
-    ]
-    splits = {"train": examples, "test": examples}
-    write_tfds(tmp_path / "data", "cut_off", features, splits)
-    name = "--config.data.name=cut_off"
-    assert train(tmp_path / "run", tmp_path / "data", name) == 2
-    line = one_line(capfd)
-    assert "(photo-2)" in line
-    assert "unreadable image of 45 bytes" in line
 
 
 def test_a_batch_that_does_not_divide_into_microbatches_is_refused(tmp_path, digits_dir, capfd):

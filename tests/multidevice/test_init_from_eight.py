@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from eight_devices import run_on_eight
+from eight_devices import run_on_eight, small_program
 
 pytestmark = pytest.mark.multidevice
 
@@ -31,27 +31,20 @@ def main(path: str) -> None:
     from flax import nnx
     from weight_files import random_weights
 
-    from vit_jax.config.run import Config
     from vit_jax.interop.load import load
     from vit_jax.named_tree import named_leaves
-    from vit_jax.parallel.mesh import make_mesh, to_devices
-    from vit_jax.train.init_from import model_of_weights, start_from_weights
-    from vit_jax.train.program import build_program
+    from vit_jax.parallel.mesh import to_devices
+    from vit_jax.train.init_from import start_from_weights
 
-    random_weights(Path(path))
-    content: dict[str, Any] = {
-        "model": {"name": "auto"},
-        "data": {"name": "none", "image_size": 48, "global_batch_size": 8},
-        "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        "train_steps": 2,
-        "ema_decay": 0.9,
-        "init_from": path,
-        "mesh": {"data": 1, "fsdp": 4, "tensor": 2},
-    }
-    model = model_of_weights(Config.from_mapping(content))
-    config = Config.from_mapping(content | {"model": model})
-    mesh = make_mesh(config.mesh)
-    program = build_program(config, mesh, num_classes=7, num_examples=8)
+    model = random_weights(Path(path)).options.to_mapping()
+    program = small_program(
+        {"data": 1, "fsdp": 4, "tensor": 2},
+        num_classes=7,
+        model=dict(model),
+        data={"image_size": 48},
+        ema_decay=0.9,
+        init_from=path,
+    )
     state, _ = start_from_weights(program)
 
     def largest_gap(one: Any, other: Any) -> float:
@@ -75,7 +68,7 @@ def main(path: str) -> None:
         "kernel": [list(kernel.shape), list(kernel.addressable_shards[0].data.shape)],
         "same_shardings": all(jax.tree.leaves(same)),
     }
-    _, metrics = program.compiled(state, to_devices(program.example_batch(), mesh))
+    _, metrics = program.compiled(state, to_devices(program.example_batch(), program.mesh))
     found["loss"] = float(metrics["train/loss"])
     print(json.dumps(found))
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import pytest
-from eight_devices import collectives, run_on_eight, shapes
+from eight_devices import collectives, run_on_eight, shapes, small_program
 
 pytestmark = [pytest.mark.multidevice, pytest.mark.slow]
 
@@ -160,11 +160,7 @@ def test_the_step_has_the_golden_number_of_collectives(found_of, mesh):
 
 
 def main() -> None:
-    import jax
     import numpy as np
-
-    from vit_jax.config.mesh import MeshConfig
-    from vit_jax.parallel.mesh import make_mesh
 
     kernel = sys.argv[1] == "pallas"
     name = VIT if kernel else sys.argv[1]
@@ -177,13 +173,9 @@ def main() -> None:
         }
         for _ in range(STEPS)
     ]
-    meshes = {"one": make_mesh(MeshConfig(), jax.devices()[:1])}
-    chosen = ("fsdp", "mixed") if kernel else MESHES
-    meshes |= {key: make_mesh(MeshConfig(**MESHES[key])) for key in chosen}
+    meshes = {"one": {}} | {key: MESHES[key] for key in (("fsdp", "mixed") if kernel else MESHES)}
     runs = {
-        key: train_on(
-            name, MESHES.get(key, {}), mesh, batches, PALLAS if kernel and key != "one" else {}
-        )
+        key: train_on(name, mesh, batches, PALLAS if kernel and key != "one" else {})
         for key, mesh in meshes.items()
     }
     found: dict[str, Any] = {key: figures for key, (figures, _, _) in runs.items()}
@@ -196,32 +188,28 @@ def main() -> None:
 
 
 def train_on(
-    name: str, mesh_section: dict[str, Any], mesh: Any, batches: list[Any], options: dict[str, Any]
+    name: str, mesh: dict[str, Any], batches: list[Any], options: dict[str, Any]
 ) -> tuple[dict[str, Any], Any, Any]:
     """Returns figures of a run, its first and its last parameters."""
     import jax
 
-    from vit_jax.config.run import Config
     from vit_jax.parallel.mesh import to_devices
     from vit_jax.parallel.slices import slice_of_devices
     from vit_jax.plan.hlo import parse
     from vit_jax.plan.traffic import find_collectives
-    from vit_jax.train.program import build_program
 
     vit = {"dropout": 0.1, "stochastic_depth": 0.1} if "ViT" in name else {}
-    config = Config.from_mapping(
-        {
-            "model": {"name": name, **vit, **options},
-            "data": {"name": "none", "image_size": SIDE, "global_batch_size": 16},
-            "optimizer": {"name": "sgd", "learning_rate": 0.05, "clip_global_norm": 1.0},
-            "mixing": {"mixup_alpha": 0.2},
-            "ema_decay": 0.9,
-            "train_steps": 2 * STEPS,
-            "mesh": mesh_section,
-        }
+    program = small_program(
+        mesh,
+        num_classes=16,
+        model={"name": name, **vit, **options},
+        data={"image_size": SIDE},
+        optimizer={"name": "sgd", "learning_rate": 0.05, "clip_global_norm": 1.0},
+        mixing={"mixup_alpha": 0.2},
+        ema_decay=0.9,
+        train_steps=2 * STEPS,
     )
-    program = build_program(config, mesh, num_classes=16, num_examples=100)
-    step_fn, state = program.lower().compile(), program.init()
+    step_fn, state, devices = program.compiled, program.init(), program.mesh.devices
     first = jax.device_get(state.params)
     held = collections.Counter()
     for leaf in jax.tree.leaves(state):
@@ -229,7 +217,7 @@ def train_on(
             held[shard.device] += shard.data.nbytes
     losses = []
     for batch in batches:
-        state, metrics = step_fn(state, to_devices(batch, mesh))
+        state, metrics = step_fn(state, to_devices(batch, program.mesh))
         losses.append(metrics["train/loss"].item())
     figures = {
         "losses": losses,
@@ -240,8 +228,8 @@ def train_on(
             {"kind": one.kind, "between": one.between}
             for one in find_collectives(
                 parse(step_fn.as_text() or ""),
-                mesh.size,
-                slice_of_devices(list(mesh.devices.flat), config.mesh.slices),
+                devices.size,
+                slice_of_devices(list(devices.flat), program.config.mesh.slices),
             )
         ],
     }

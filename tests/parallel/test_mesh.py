@@ -96,15 +96,10 @@ def test_one_host_holds_all_rows():
     ],
 )
 def test_a_host_loads_the_rows_of_its_devices(monkeypatch, slices, expected):
-    fake_devices(monkeypatch, slices)
-    assert host_rows(make_mesh(MeshConfig()), 32) == expected
-
-
-def fake_devices(monkeypatch, slices):
-    """Lets this host's devices hold these rows."""
     index_map = {i: (slice(*pair),) for i, pair in enumerate(slices)}
     sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: index_map)
     monkeypatch.setattr(mesh_module, "batch_sharding", lambda mesh: sharding)
+    assert host_rows(make_mesh(MeshConfig()), 32) == expected
 
 
 def test_a_batch_is_not_changed_by_sharding():

@@ -12,6 +12,8 @@ from vit_jax.plan.traffic import (
     sum_collectives,
 )
 
+(ALL_REDUCE,) = [line for line in LOOP.splitlines() if " all-reduce(" in line]
+
 
 def test_a_collective_in_a_loop_counts_every_iteration():
     (one,) = find_collectives(parse(LOOP), 16)
@@ -38,20 +40,15 @@ def test_a_collective_in_a_loop_counts_every_iteration():
     ],
 )  # fmt: skip
 def test_bytes_of_each_kind_of_collective(line, size, received):
-    lines = [
-        f"  %whole = bf16[512,256]{{1,0}} {line}" if " all-reduce(" in found else found
-        for found in LOOP.splitlines()
-    ]
-    (one,) = find_collectives(parse("\n".join(lines)), 16)
+    text = LOOP.replace(ALL_REDUCE, f"  %whole = bf16[512,256]{{1,0}} {line}")
+    (one,) = find_collectives(parse(text), 16)
     assert (one.bytes, one.received) == (24 * size, pytest.approx(24 * received))
 
 
 def test_parts_of_a_collective_with_one_channel_count_once():
-    pieces = [
-        line.replace("%whole =", "%piece =") + "\n" + line if " all-reduce(" in line else line
-        for line in LOOP.splitlines()
-    ]
-    assert len(find_collectives(parse("\n".join(pieces)), 16)) == 1
+    piece = ALL_REDUCE.replace("%whole =", "%piece =")
+    text = LOOP.replace(ALL_REDUCE, f"{piece}\n{ALL_REDUCE}")
+    assert len(find_collectives(parse(text), 16)) == 1
 
 
 def test_collectives_of_a_single_device_do_not_count():
@@ -160,9 +157,7 @@ RECV = (
 def test_the_tpu_compiler_sends_and_receives_between_slices(kind, target, group, received):
     """After reducing inside a slice, each device exchanges its part with the other slices."""
     recv = RECV.replace("TARGET", target).replace("KIND", kind)
-    text = "\n".join(
-        f"{line}\n{recv}" if " all-reduce(" in line else line for line in LOOP.splitlines()
-    )
+    text = LOOP.replace(ALL_REDUCE, f"{ALL_REDUCE}\n{recv}")
     slices = [device // 8 for device in range(16)]
     found = find_collectives(parse(text), 16, slices)
     (inside,) = [one for one in found if not one.between]

@@ -82,15 +82,11 @@ def test_presets_that_differ_are_tried():
 
 
 def test_each_mesh_stops_at_the_first_setting_that_fits():
-    tries = list(
-        search(config(), batch_sizes=[16, 32], mesh_sizes=[(4, 1, 1), (1, 4, 1)], plan=toy)
-    )
-    assert [(t.batch_size, t.mesh[1], t.remat) for t in tries] == [
-        # 128 bytes, then 96: dots fits. With fsdp 80 fit at once.
-        (32, 1, "none"),
-        (32, 1, "dots"),
-        (32, 4, "none"),
-    ]
+    meshes = [(4, 1, 1), (1, 4, 1)]
+    tries = list(search(config(), batch_sizes=[16, 32], mesh_sizes=meshes, plan=toy))
+    found = [(t.batch_size, t.mesh[1], t.remat) for t in tries]
+    # 128 bytes, then 96: dots fits. With fsdp 80 fit at once.
+    assert found == [(32, 1, "none"), (32, 1, "dots"), (32, 4, "none")]
     best = fastest(tries)
     assert best is not None
     # Both are bound by 96 s of compute; the one with less memory wins.
@@ -99,12 +95,8 @@ def test_each_mesh_stops_at_the_first_setting_that_fits():
 
 def test_smaller_batches_are_tried_if_larger_ones_do_not_fit():
     tries = list(search(config(), batch_sizes=[8, 512], mesh_sizes=[(4, 1, 1)], plan=toy))
-    assert [(t.batch_size, t.remat) for t in tries] == [
-        (512, "none"),
-        (512, "dots"),
-        (512, "full"),
-        (8, "none"),
-    ]
+    found = [(t.batch_size, t.remat) for t in tries]
+    assert found == [(512, "none"), (512, "dots"), (512, "full"), (8, "none")]
 
 
 def test_an_impossible_setting_is_kept_with_its_reason():

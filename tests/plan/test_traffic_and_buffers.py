@@ -38,16 +38,6 @@ def test_the_memory_peak_is_inside_the_loop():
     assert buffers[0].shape == "bf16[24,512,256]"
 
 
-def test_without_donation_the_new_argument_needs_its_own_memory():
-    text = LOOP.replace("input_output_alias={ {0}: (0, {}, may-alias) }, ", "").replace(
-        "bf16[24,512,256]", "bf16[1,512,256]"
-    )
-    names = {b.shape for b in find_buffers(parse(text), text)}
-    assert "f32[1024,256]" in names
-    donated = LOOP.replace("bf16[24,512,256]", "bf16[1,512,256]")
-    assert "f32[1024,256]" not in {b.shape for b in find_buffers(parse(donated), donated)}
-
-
 def test_an_array_carried_by_a_loop_is_freed_after_its_last_use():
     """Even if another element of the loop's result is read later."""
     end = "  ROOT %both"
