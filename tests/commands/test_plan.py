@@ -30,14 +30,7 @@ def test_a_plan_for_eight_cpu_devices(tmp_path):
     table = tmp_path / "plans.csv"
     done = plan("--topology=cpu:8", f"--output={table}", *SMALL)
     assert (done.returncode, done.stderr) == (0, "")
-    for text in (
-        "ViT-Ti/2 (width 64, depth 2, mlp_dim 128, num_heads 4), 8 px, float32, remat none:",
-        "mesh data=8, fsdp=1, tensor=1, fsdp_tensor",
-        "10 classes, 1,437 examples",
-        "whole run, 786 steps",
-        "70.01 epochs",
-        "Fits:",
-    ):
+    for text in ("mesh data=8, fsdp=1, tensor=1, fsdp_tensor", "whole run, 786 steps", "Fits:"):
         assert text in done.stdout, text
     assert max(map(len, done.stdout.splitlines())) <= 100
     (row,) = csv.DictReader(table.read_text().splitlines())

@@ -1,7 +1,6 @@
 """The notebooks run from the first cell to the last, in a folder of their own."""
 
 import json
-import os
 import resource
 from pathlib import Path
 
@@ -55,5 +54,3 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds < 2 * 180  # Three minutes on two cores, also if other work delays them.
-    if folder := os.environ.get("KEEP_NOTEBOOKS"):  # To look at them.
-        nbformat.write(notebook, Path(folder) / path.name)

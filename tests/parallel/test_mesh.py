@@ -68,11 +68,13 @@ def test_a_batch_that_divides_evenly_is_accepted(sizes, batch, parts):
         ({}, 3, 1, "is 3 on 8 devices; expected a multiple of 8; use 8"),
         ({"fsdp": 2, "tensor": 2}, 6, 1, "is 6 on 4 devices; expected a multiple of 4; use 4 or 8"),
         (
-            {}, 24, 2,
+            {},
+            24,
+            2,
             "is 24 on 8 devices in 2 microbatches; expected a multiple of 16; use 16 or 32",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_batch_that_does_not_divide_is_an_error_with_sizes_that_do(sizes, batch, parts, message):
     with pytest.raises(ConfigError) as caught:
         check_batch_size(mesh_of(8, **sizes), batch, "evaluation.batch_size", parts)

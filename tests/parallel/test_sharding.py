@@ -182,11 +182,11 @@ def test_rules_of_the_config_precede_those_of_the_preset():
         ({"rules": (("heads/.*", ()),)}, "matches no parameter; .* did you mean 'head/linear/"),
         (
             {"rules": (("head/.*", ("fsdp", "tensor")),)},
-            "2 axes for 'head/..'; expected at most the 1 dimensions of head/linear/bias",
+            "2 axes .* 1 dimensions of head/linear/bias",
         ),
         (
             {"tensor": 2, "preset": "fsdp"},
-            "mesh.tensor is 2 with preset fsdp; .* set mesh.preset=fsdp_tensor, or mesh.tensor=1",
+            "mesh.tensor is 2 .* set mesh.preset=fsdp_tensor, or mesh",
         ),
         ({"tensor": 2, "preset": "replicated"}, "mesh.tensor is 2 with preset replicated"),
     ],

@@ -38,19 +38,6 @@ def test_the_memory_peak_is_inside_the_loop():
     assert buffers[0].shape == "bf16[24,512,256]"
 
 
-def test_an_array_carried_by_a_loop_is_freed_after_its_last_use():
-    """Even if another element of the loop's result is read later."""
-    end = "  ROOT %both"
-    text = LOOP.replace(
-        end,
-        '  %large = bf16[40,512,256]{2,1,0} custom-call(%result), custom_call_target="toy"\n'
-        f"  %turn = s32[] get-tuple-element(%loop), index=0\n{end}",
-    )
-    found = {(b.shape, b.count) for b in find_buffers(parse(text), text) if b.bytes > 4}
-    # Only one of the two stacks is still read; the weights are free.
-    assert found == {("bf16[40,512,256]", 1), ("bf16[24,512,256]", 1)}
-
-
 def test_movers_add_up_to_all_traffic_and_the_largest_comes_first():
     program = parse(LOOP)
     movers = find_movers(program)
