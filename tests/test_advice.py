@@ -3,7 +3,6 @@
 import re
 import tomllib
 
-import jax
 import pytest
 from processes import ROOT, UNMIXED, one_line
 from short_runs import SHORT
@@ -12,13 +11,8 @@ import vit_jax
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("optax_promotes")
 _HINT = re.compile(r"did you mean '?([^'?]+?)'?\?")
-
-
-@pytest.fixture(autouse=True)
-def promotion():
-    with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a float to an int power.
-        yield
 
 
 def fails(capsys, call):

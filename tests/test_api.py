@@ -6,7 +6,6 @@ import logging
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +13,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from interop.files import tiny, to_transformers, write_npz, write_transformers
+from processes import ROOT
 
 import vit_jax
 from vit_jax.errors import ConfigError, ModelError, RunFolderError, UserError, WeightsError
 from vit_jax.interop.load import load
 from vit_jax.named_tree import leaf_names
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_help_describes_every_argument_and_the_package_is_typed():

@@ -7,11 +7,7 @@ from vit_jax.__main__ import main
 from vit_jax.bench.step import Measurement, fastest_batch_size, measure_interleaved
 from vit_jax.errors import UserError
 
-
-@pytest.fixture(autouse=True)
-def _optax_promotes():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("optax_promotes")
 
 
 class Fake:

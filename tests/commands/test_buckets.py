@@ -19,16 +19,11 @@ from vit_jax.run.metrics import read_metrics
 from vit_jax.storage.files import local_copy, read_json
 from vit_jax.storage.paths import user_path
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _implicit_promotion():
-    """optax and the tasks promote implicitly."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("optax_promotes")
 
 
 @pytest.fixture(scope="module")
-def root(gcs_server, digits_dir):
+def root(gcs_server, digits_dir, optax_promotes):
     """A bucket with a finished run of two steps, and two photos."""
     with pytest.MonkeyPatch.context() as patch:
         for bucket in open_bucket(gcs_server, patch):

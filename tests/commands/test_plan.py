@@ -4,14 +4,12 @@ import csv
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
-from processes import run_command
+from processes import ROOT, run_command
 
 from vit_jax.__main__ import main
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = f"--config={ROOT / 'configs/quickstart.py'}"
 # Compiles in seconds, without the random loops of mixup.
 SMALL = (

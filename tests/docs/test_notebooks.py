@@ -2,13 +2,11 @@
 
 import json
 import resource
-from pathlib import Path
 
 import jax
 import pytest
-from docs.test_pages import put_stand_ins
+from docs.test_pages import ROOT, put_stand_ins
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 

@@ -4,20 +4,19 @@ import json
 import re
 import shutil
 import signal
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from golden import recipe as golden
 from PIL import Image
+from processes import ROOT
 from vocabularies import write_word_level
 
 from vit_jax.closed_pipes import EXIT_CLOSED_PIPE
 from vit_jax.errors import EXIT_INTERRUPTED, EXIT_STOPPED, HostsError, UserError
 from vit_jax.sweep.scheduler import EXIT_FAILED
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -10,10 +10,9 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
+from processes import ROOT
 
 import vit_jax
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.cache

@@ -47,11 +47,6 @@ def figures(workdir):
     return {(row["step"], k): v for row in rows for k, v in row.items() if k in counted}
 
 
-def wait_for_step(run, step):
-    path = run.workdir / "metrics.jsonl"
-    run.wait_for(lambda: any(r["step"] >= step for r in read_metrics(path)))
-
-
 def assert_same_run(run, one, steps):
     ours, theirs = figures(run.workdir), figures(one.workdir)
     assert ours.keys() == theirs.keys()
@@ -187,7 +182,8 @@ def test_a_signal_to_one_process_stops_all_at_one_step(number, tmp_path, digits_
     # JAX looks for the signal once a second, in which a tiny model would be trained to its end.
     slow = {"SECONDS_PER_STEP": "0.1"}
     run = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, extra=slow)
-    wait_for_step(run, 5)
+    metrics = run.workdir / "metrics.jsonl"
+    run.wait_for(lambda: any(row["step"] >= 5 for row in read_metrics(metrics)))
     run.processes[1].send_signal(number)
     assert run.codes() == [75, 75], run.printed(0) + run.printed(1)
     saved = run.saved()[-1]

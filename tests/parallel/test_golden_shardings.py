@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 import pytest
+from fake_devices import mesh_of
 from flax import nnx
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.models.registry import build_model, family_of, is_small, list_models, model_options
 from vit_jax.named_tree import leaf_names
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import PRESETS, parameter_shardings, sharding_rules
 
 GOLDEN = Path(__file__).resolve().with_name("golden_shardings.json")
@@ -39,10 +39,9 @@ def shardings_of(name: str) -> dict[str, dict[str, tuple[tuple[int, ...], Any]]]
     params = jax.eval_shape(init)
     found = {}
     for preset in PRESETS:
-        config = MeshConfig(**AXES, tensor=2 if preset == "fsdp_tensor" else 1, preset=preset)
-        devices = config.data * config.fsdp * config.tensor
-        mesh = make_mesh(config, jax.devices()[:1] * devices)
-        rules = sharding_rules(config, params, mesh)
+        sizes = {**AXES, "tensor": 2 if preset == "fsdp_tensor" else 1, "preset": preset}
+        mesh = mesh_of(8 * sizes["tensor"], **sizes)
+        rules = sharding_rules(MeshConfig(**sizes), params, mesh)
         shardings = jax.tree.leaves(parameter_shardings(params, mesh, rules))
         shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
         both = zip(shapes, shardings, strict=True)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from fake_devices import mesh_of
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
@@ -11,7 +12,6 @@ from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import build_model, model_options
 from vit_jax.named_tree import leaf_names
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import (
     PRESETS,
     match_first,
@@ -21,11 +21,6 @@ from vit_jax.parallel.sharding import (
 )
 
 KEY = "optimizer.weight_decay_mask"
-
-
-def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:
-    """A mesh over one real device, listed several times: good for specs."""
-    return make_mesh(MeshConfig(**sizes), jax.devices()[:1] * devices)
 
 
 def shapes_of(num_classes: int = 10, **options: Any) -> Any:
@@ -180,14 +175,8 @@ def test_rules_of_the_config_precede_those_of_the_preset():
     ("config", "message"),
     [
         ({"rules": (("heads/.*", ()),)}, "matches no parameter; .* did you mean 'head/linear/"),
-        (
-            {"rules": (("head/.*", ("fsdp", "tensor")),)},
-            "2 axes .* 1 dimensions of head/linear/bias",
-        ),
-        (
-            {"tensor": 2, "preset": "fsdp"},
-            "mesh.tensor is 2 .* set mesh.preset=fsdp_tensor, or mesh",
-        ),
+        ({"rules": (("head/.*", ("fsdp", "tensor")),)}, "2 axes .* 1 dimensions of head/linear/b"),
+        ({"tensor": 2, "preset": "fsdp"}, "mesh.tensor is 2 .* set mesh.preset=fsdp_tensor, or"),
         ({"tensor": 2, "preset": "replicated"}, "mesh.tensor is 2 with preset replicated"),
     ],
 )
