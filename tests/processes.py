@@ -138,6 +138,15 @@ def one_line(capfd):
     return errors[0]
 
 
+def user_error(capsys, command):
+    """Runs a command that a user error must end, in this process; returns its one line."""
+    from vit_jax.__main__ import main
+
+    capsys.readouterr()
+    assert main(command) == 2, command
+    return one_line(capsys)
+
+
 def _connect():
     _keep_server()
     return _connected()

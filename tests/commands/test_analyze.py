@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from processes import user_error
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
@@ -123,10 +124,8 @@ def test_wrong_input_is_a_one_line_error(
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.png").write_text("hello")
     places = [a.replace("EMPTY", str(tmp_path / "empty")) for a in arguments]
-    assert main(["analyze", str(weights), *places]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message.replace("EMPTY", str(tmp_path / "empty")) in error
+    line = user_error(capsys, ["analyze", str(weights), *places])
+    assert message.replace("EMPTY", str(tmp_path / "empty")) in line
 
 
 def test_images_are_evenly_spaced_and_preprocessed_as_in_evaluation(photos):

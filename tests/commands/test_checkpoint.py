@@ -4,7 +4,7 @@ import shutil
 import jax.numpy as jnp
 import optax
 import pytest
-from processes import run_command
+from processes import run_command, user_error
 
 from vit_jax.__main__ import main
 from vit_jax.config.run import CheckpointConfig
@@ -104,14 +104,10 @@ def test_a_path_without_a_checkpoint_is_a_one_line_error(workdir, path, got, cap
     (here / "cut" / "7" / "about" / "metadata").write_text("")
     for name in ("other", "cut"):
         (here / name / "7" / "_CHECKPOINT_METADATA").write_text("{}")
-    assert main(["checkpoint", "inspect", str(here / path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"error: {got.format(here=here)}")
-    assert err.count("\n") == 1
+    line = user_error(capsys, ["checkpoint", "inspect", str(here / path)])
+    assert line.startswith(f"error: {got.format(here=here)}")
 
 
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["show", "x"], ["inspect", "x", "--bad"]])
 def test_wrong_arguments_are_one_line_errors(arguments, capsys):
-    assert main(["checkpoint", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert user_error(capsys, ["checkpoint", *arguments])

@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 from image_files import write_folder
-from processes import one_line
+from processes import user_error
 from small_config import small_mapping
 from weight_files import random_weights
 
@@ -39,11 +39,6 @@ def run_json(arguments, capsys):
 
 def figures(result):
     return {k: v for k, v in result.items() if "/" in k}
-
-
-def error_of(arguments, capsys):
-    assert main(arguments) == 2
-    return one_line(capsys)
 
 
 def test_all_methods_write_results(base, tmp_path, capsys, caplog):
@@ -79,10 +74,10 @@ def test_all_methods_write_results(base, tmp_path, capsys, caplog):
     again = run_json([*arguments[:-1], f"--workdir={tmp_path / 'other'}"], capsys)
     assert figures(again) == figures(first)
     # Other arguments, or another command, do not go into the same folder.
-    other = error_of([*arguments, "--shots=1"], capsys)
+    other = user_error(capsys, [*arguments, "--shots=1"])
     assert "holds a run of another config (fewshot.shots" in other
     train = ["train", "--config=configs/quickstart.py", f"--workdir={folder}"]
-    assert "holds a run of fewshot; expected one of train" in error_of(train, capsys)
+    assert "holds a run of fewshot; expected one of train" in user_error(capsys, train)
 
 
 @pytest.mark.slow
@@ -93,7 +88,7 @@ def test_a_new_model_depends_on_its_seed_and_takes_options(base, capsys):
         figures(run_json([*flattened, f"--config.load.seed={seed}"], capsys)) for seed in (0, 0, 1)
     )
     assert first == again != other
-    line = error_of([*made, "--patch_size=2"], capsys)
+    line = user_error(capsys, [*made, "--patch_size=2"])
     assert "patch_size for untrained:ViT-Nano/4" in line
 
 
@@ -117,10 +112,10 @@ def test_a_class_with_too_few_examples_is_named(weights, tmp_path, capsys):
     write_folder(tmp_path / "pets/train", {"cat": 4, "dog": 3})
     write_folder(tmp_path / "pets/test", {"cat": 2, "dog": 2})
     base = ["fewshot", str(weights), f"--dataset={tmp_path / 'pets'}"]
-    line = error_of([*base, "--shots=1,5"], capsys)
+    line = user_error(capsys, [*base, "--shots=1,5"])
     assert "class 'dog' of pets train has 3 examples; expected at least 6: 5 for 5 shots" in line
     assert "fixed l2" not in line
-    line = error_of([*base, "--shots=3"], capsys)
+    line = user_error(capsys, [*base, "--shots=3"])
     assert "expected at least 4" in line
     assert "fixed l2" in line
     found = run_json([*base, "--shots=3", "--l2=1"], capsys)
@@ -149,16 +144,16 @@ def test_a_class_with_too_few_examples_is_named(weights, tmp_path, capsys):
 )
 def test_wrong_arguments_are_one_line_errors(base, arguments, words, capsys):
     own = base if arguments != ["--dataset=digit"] else [*base[:2], *base[3:]]
-    assert words in error_of([*own, *arguments], capsys)
+    assert words in user_error(capsys, [*own, *arguments])
 
 
 def test_unreadable_checkpoints_are_one_line_errors(base, tmp_path, capsys):
     (tmp_path / "bad.npz").write_bytes(b"not an archive")
     rest = base[2:]
-    assert "none does not exist" in error_of(["fewshot", str(tmp_path / "none"), *rest], capsys)
-    assert "cannot be read" in error_of(["fewshot", str(tmp_path / "bad.npz"), *rest], capsys)
-    assert "no CHECKPOINT" in error_of(["fewshot", *rest], capsys)
-    assert "no dataset" in error_of(["fewshot", "x.npz"], capsys)
+    assert "none does not exist" in user_error(capsys, ["fewshot", str(tmp_path / "none"), *rest])
+    assert "cannot be read" in user_error(capsys, ["fewshot", str(tmp_path / "bad.npz"), *rest])
+    assert "no CHECKPOINT" in user_error(capsys, ["fewshot", *rest])
+    assert "no dataset" in user_error(capsys, ["fewshot", "x.npz"])
 
 
 def test_the_fewshot_section_of_a_recipe_is_used(weights, digits_dir, tmp_path, capsys):

@@ -6,9 +6,7 @@ import os
 import sys
 
 import pytest
-from processes import ROOT, run_command
-
-from vit_jax.__main__ import main
+from processes import ROOT, run_command, user_error
 
 CONFIG = f"--config={ROOT / 'configs/quickstart.py'}"
 # Compiles in seconds, without the random loops of mixup.
@@ -81,10 +79,7 @@ def test_a_search_marks_the_fastest_and_plans_it(tmp_path):
     ],
 )
 def test_errors_are_one_line(arguments, line, capsys):
-    assert main(["plan", CONFIG, *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert line in err
+    assert line in user_error(capsys, ["plan", CONFIG, *arguments])
 
 
 @pytest.mark.parametrize(
@@ -97,8 +92,7 @@ def test_a_plan_without_the_compiler_says_what_to_install(
     monkeypatch.setattr(os, "environ", {**os.environ})
     os.environ.pop("TPU_LIBRARY_PATH", None)  # JAX leaves it there once it has found the library.
     monkeypatch.setitem(sys.modules, module, None)
-    assert main(["plan", CONFIG, f"--topology={topology}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = user_error(capsys, ["plan", CONFIG, f"--topology={topology}"])
     assert f"run: pip install 'jax[{extra}]'" in line
 
 

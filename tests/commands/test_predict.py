@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from processes import user_error
 
 from vit_jax.__main__ import main
 
@@ -77,5 +78,5 @@ def test_standard_input_holds_an_image_or_paths(
 
 def test_a_folder_without_images_is_one_line(ours_path, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    assert main(["predict", str(tmp_path / "empty"), f"--model={ours_path}"]) == 2
-    assert "is a folder without images; expected files ending in" in capsys.readouterr().err
+    line = user_error(capsys, ["predict", str(tmp_path / "empty"), f"--model={ours_path}"])
+    assert "is a folder without images; expected files ending in" in line

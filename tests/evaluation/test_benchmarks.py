@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from imagenet_stand_ins import objectnet, picture, prepare
+from processes import user_error
 from weight_files import random_loaded
 
 from vit_jax.__main__ import main
@@ -167,10 +168,8 @@ def test_table_2_names_what_needs_fine_tuning_and_what_is_missing(stand_ins, wei
 def test_bad_input_is_one_line(stand_ins, weights, ours_path, capsys, arguments, message):
     path = ours_path if arguments[-1:] == ["OURS"] else weights[0]
     arguments = [word for word in arguments if word != "OURS"]
-    assert main(["eval", str(path), *arguments, f"--data_dir={stand_ins}"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message in error
+    command = ["eval", str(path), *arguments, f"--data_dir={stand_ins}"]
+    assert message in user_error(capsys, command)
 
 
 def test_a_class_map_that_is_damaged_is_named(tmp_path, stand_ins):
