@@ -102,7 +102,7 @@ def test_the_verdict_compares_feed_and_device(monkeypatch, feed_rate, ending):
         (["--processes=-1"], "argument --processes"),
         (["--output=/nowhere/a.json"], "argument --output"),
         (["--source=photos", "--data_dir=DATA"], "leave --data_dir out"),
-        (["--source=digitz", "--data_dir=DATA"], "digitz"),
+        (["--source=digitz", "--data_dir=photos"], "digitz"),
     ],
 )
 def test_wrong_arguments_are_one_line_errors(arguments, words, tmp_path, monkeypatch, capsys):
