@@ -56,7 +56,7 @@ def config(data_dir: str, mesh: dict[str, Any] | None = None, **model: Any) -> C
         "optimizer.schedule.warmup_steps=0", "accumulation_steps=2", f"train_steps={STEPS}",
         "evaluation.splits={}", "checkpoint.interval_steps=2", "checkpoint.keep_last=5",
     ]  # fmt: skip
-    return load_config(TINY, overrides)
+    return load_config(str(TINY), overrides)
 
 
 def go_on(source: Path, step: int, run: Config, workdir: Path) -> None:
