@@ -101,6 +101,13 @@ def ours_path(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def optax_promotes():
+    """optax.adam raises a float to an int power, which strict promotion forbids."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def once(tmp_path_factory, worker_id):
     """A function (name, make) -> make(), which runs `make` in only one of the test processes.

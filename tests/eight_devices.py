@@ -1,4 +1,7 @@
-"""Runs a test file as a program on eight CPU devices; it prints JSON."""
+"""Runs a test file as a program on eight CPU devices; it prints JSON.
+
+What such a program needs of JAX is imported when it runs, not when its tests are collected.
+"""
 
 import json
 import os
@@ -26,6 +29,36 @@ def run_on_eight(program: str, *arguments: str) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+def small_program(mesh: dict[str, Any], *, num_classes: int = 10, **content: Any) -> Any:
+    """Builds a run of batches of 16 on all devices, or for an empty mesh section on one."""
+    import jax
+
+    from vit_jax.config.run import Config
+    from vit_jax.parallel.mesh import make_mesh
+    from vit_jax.train.program import build_program
+
+    usual = {"optimizer": {"name": "sgd", "learning_rate": 0.05}, "train_steps": 8, "mesh": mesh}
+    data = {"name": "none", "image_size": 16, "global_batch_size": 16, **content.pop("data", {})}
+    config = Config.from_mapping({**usual, **content, "data": data})
+    devices = jax.devices() if mesh else jax.devices()[:1]
+    sizes = {"num_classes": num_classes, "num_examples": 100}
+    return build_program(config, make_mesh(config.mesh, devices), **sizes)
+
+
+def train(program: Any, batches: list[dict[str, Any]]) -> tuple[Any, dict[str, list[float]]]:
+    """Returns the state after a step on each batch, and the metrics of the steps."""
+    from vit_jax.parallel.mesh import to_devices
+
+    state, rows = program.init(), []
+    for step, batch in enumerate(batches):
+        state, metrics = program.at(step).compiled(state, to_devices(batch, program.mesh))
+        rows.append({name: value.item() for name, value in metrics.items() if not value.shape})
+    return state, {name: [row[name] for row in rows] for name in rows[0]}
 
 
 _COLLECTIVE = re.compile(

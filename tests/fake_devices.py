@@ -4,6 +4,16 @@ import dataclasses
 import types
 from typing import Any
 
+import jax
+
+from vit_jax.config.mesh import MeshConfig
+from vit_jax.parallel.mesh import make_mesh
+
+
+def mesh_of(devices: int, **sizes: Any) -> jax.sharding.Mesh:
+    """A mesh over one real device, listed several times: good for shapes, specs and messages."""
+    return make_mesh(MeshConfig(**sizes), jax.devices()[:1] * devices)
+
 
 @dataclasses.dataclass(frozen=True)
 class FakeDevice:

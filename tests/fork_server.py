@@ -10,7 +10,6 @@ answers are {"pid": ...} and, when the child has ended, {"returncode": ...}. The
 the last connection is closed.
 """
 
-import array
 import contextlib
 import gc
 import importlib
@@ -81,7 +80,7 @@ def serve(path):
                 answer(client, {"returncode": os.waitstatus_to_exitcode(status)})
             else:
                 client: Any = key.fileobj
-                message, descriptors, _, _ = receive(client)
+                message, descriptors = receive(client)
                 if not message:
                     selector.unregister(client)
                     clients.discard(client)
@@ -109,15 +108,10 @@ def serve(path):
 
 
 def receive(client):
-    descriptors = array.array("i")
-    space = socket.CMSG_LEN(2 * descriptors.itemsize)
     try:
-        message, ancillary, flags, address = client.recvmsg(MOST_BYTES, space)
+        return socket.recv_fds(client, MOST_BYTES, 2)[:2]
     except ConnectionResetError:  # A test that failed did not read the answer.
-        return b"", [], 0, None
-    for _, _, data in ancillary:
-        descriptors.frombytes(data)
-    return message, descriptors.tolist(), flags, address
+        return b"", []
 
 
 def answer(client, content):

@@ -1,12 +1,12 @@
 """Small datasets with the names and features of ImageNet's test sets, for 1000 classes."""
 
-import functools
 import io
 import json
 
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
+from tfds_stand_ins import write_tfds
 
 from vit_jax.data.benchmarks import imagenet_classes
 
@@ -35,38 +35,21 @@ def prepare(folder, name, split, rows, *, several=False, config=None, version="1
         version: of the dataset.
     """
     names = tfds.features.ClassLabel(names=imagenet_classes()["wnid"].tolist())
-    features = {
-        "image": tfds.features.Image(encoding_format="png"),
-        "file_name": tfds.features.Text(),
-    }
+    image = tfds.features.Image(encoding_format="png")
+    features = {"image": image, "file_name": tfds.features.Text()}
     if several:
         features |= {"original_label": names, "real_label": tfds.features.Sequence(names)}
     else:
         features |= {"label": names}
-
-    class StandIn(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version(version)
-        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)] if config else []
-
-        def _info(self):
-            described = tfds.features.FeaturesDict(features)
-            return tfds.core.DatasetInfo(builder=self, features=described)
-
-        def _split_generators(self, dl_manager):
-            return {split: self._generate_examples()}
-
-        def _generate_examples(self):
-            for index, labels in enumerate(rows):
-                own = {"image": io.BytesIO(picture(index)), "file_name": f"{index}.png"}
-                if several:
-                    own |= {"original_label": labels[0] if labels else 7, "real_label": labels}
-                else:
-                    own |= {"label": labels}
-                yield index, own
-
-    StandIn.name = name
-    tfds.disable_progress_bar()
-    StandIn(data_dir=str(folder), file_format="array_record").download_and_prepare()
+    examples = []
+    for index, labels in enumerate(rows):
+        own = {"image": io.BytesIO(picture(index)), "file_name": f"{index}.png"}
+        if several:
+            own |= {"original_label": labels[0] if labels else 7, "real_label": labels}
+        else:
+            own |= {"label": labels}
+        examples.append(own)
+    write_tfds(folder, name, features, {split: examples}, version=version, config=config)
 
 
 def objectnet(folder):
@@ -80,14 +63,13 @@ def objectnet(folder):
             framed[..., 0][:2] = 255  # A border that must not count.
             Image.fromarray(framed).save(root / "images" / name / f"{k}.png")
     (root / "mappings").mkdir()
-    write = functools.partial(_write_json, root / "mappings")
+
+    def write(name, content):
+        (root / "mappings" / f"{name}.json").write_text(json.dumps(content))
+
     write("folder_to_objectnet_label", {"chair": "Chair", "banana": "Banana", "puzzle": "Puzzle"})
     write("objectnet_to_imagenet_1k", {"Chair": "barber chair; folding chair", "Banana": "banana"})
     # Line 0 is class 423, line 1 class 559, line 2 class 954.
     write("pytorch_to_imagenet_2012_id", {"423": 0, "559": 1, "954": 2})
     lines = "barber chair\nfolding chair\nbanana\n"
     (root / "mappings" / "imagenet_to_label_2012_v2").write_text(lines)
-
-
-def _write_json(folder, name, content):
-    (folder / f"{name}.json").write_text(json.dumps(content))

@@ -41,7 +41,7 @@ class Run:
         digits_dir,
         *overrides,
         count,
-        devices,
+        devices=1,
         own=None,
         expected=None,
         extra=None,
@@ -58,23 +58,15 @@ class Run:
             **(extra or {}),
         }
         for process in range(count):
-            command = [
-                RECORDED,
-                str(folder / f"rows{process}.jsonl"),
-                "train",
-                f"--config={config}",
-                f"--workdir={self.workdir}",
-                f"--config.data.data_dir={digits_dir}",
-                *overrides,
-            ]
+            command = [RECORDED, str(folder / f"rows{process}.jsonl"), "train"]
+            command += [f"--config={config}", f"--workdir={self.workdir}"]
+            command += [f"--config.data.data_dir={digits_dir}", *overrides]
             if (expected or count) > 1:
                 command += [f"--coordinator=127.0.0.1:{port}", f"--process_id={process}"]
                 command += [f"--num_processes={expected or count}"]
             command += (own or {}).get(process, [])
-            with (
-                self.path(process, "out").open("w") as out,
-                self.path(process, "err").open("w") as err,
-            ):
+            out, err = (self.path(process, kind) for kind in ("out", "err"))
+            with out.open("w") as out, err.open("w") as err:
                 started = start_command(*command, env=environment, stdout=out, stderr=err)
             self.processes.append(started)
 
@@ -91,6 +83,12 @@ class Run:
         finally:
             for process in self.processes:
                 process.kill()
+
+    def succeeds(self):
+        """Waits for all processes, which must end without an error, and returns this run."""
+        codes = self.codes()
+        assert not any(codes), [self.printed(i) for i in range(len(codes))]
+        return self
 
     def wait_for(self, condition):
         """Polls until the condition holds; fails when a process ends before."""

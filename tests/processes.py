@@ -7,7 +7,6 @@ The arguments are those of `python`. The processes are forked by `fork_server.py
 processes of a session share.
 """
 
-import dataclasses
 import functools
 import json
 import os
@@ -28,15 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests" / "e2e" / "tiny.py"
 UNMIXED = f"{TINY}:unmixed"
 TIMEOUT_S = 600
-
-
-@dataclasses.dataclass
-class Completed:
-    """What a command has left."""
-
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 class Process:
@@ -116,25 +106,27 @@ def run_command(*arguments, env=None, cwd=ROOT, timeout=TIMEOUT_S):
         process.wait(timeout)
     finally:
         process.kill()
-    return Completed(process.returncode, *process.communicate())
+    return subprocess.CompletedProcess(arguments, process.returncode, *process.communicate())
 
 
 def start(workdir, digits_dir, *overrides, config=TINY):
     """Starts a training run of the tiny recipe."""
-    return start_command(
-        "-m",
-        "vit_jax",
-        "train",
-        f"--config={config}",
-        f"--workdir={workdir}",
-        f"--config.data.data_dir={digits_dir}",
-        *overrides,
-    )
+    run = [f"--config={config}", f"--workdir={workdir}", f"--config.data.data_dir={digits_dir}"]
+    return start_command("-m", "vit_jax", "train", *run, *overrides)
 
 
 def finish(process):
     out, err = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, out, err
+
+
+def wait_for(condition, process):
+    """Polls until the condition holds; fails if the process ends before."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def one_line(capfd):
@@ -144,6 +136,15 @@ def one_line(capfd):
     assert len(errors) == 1
     assert not any("Traceback" in line for line in lines)
     return errors[0]
+
+
+def user_error(capsys, command):
+    """Runs a command that a user error must end, in this process; returns its one line."""
+    from vit_jax.__main__ import main
+
+    capsys.readouterr()
+    assert main(command) == 2, command
+    return one_line(capsys)
 
 
 def _connect():

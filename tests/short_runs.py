@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from processes import UNMIXED
 
@@ -22,6 +24,14 @@ def train(workdir, digits_dir, *overrides):
 
 def saved_steps(workdir):
     return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def read_item(path):
+    """Returns an item of a checkpoint as NumPy arrays, whatever devices saved it."""
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return checkpointer.restore(path, restore_args=as_numpy)
 
 
 def content(folder):

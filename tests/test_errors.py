@@ -2,37 +2,27 @@ import pickle
 
 import pytest
 
-from vit_jax import errors
-from vit_jax.errors import ConfigError, DataError, UserError, nearest
+from vit_jax.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    RunFolderError,
+    UserError,
+    nearest,
+)
 
 
-def test_a_message_has_got_expected_and_fix():
-    error = UserError("a tap", "a tub", "turn the handle")
-    assert str(error) == "a tap; expected a tub; turn the handle"
-    assert (error.got, error.expected, error.fix) == ("a tap", "a tub", "turn the handle")
-
-
-def test_a_message_is_one_line_even_if_its_parts_have_newlines():
+def test_a_message_is_one_line_of_got_expected_and_fix():
     error = ConfigError("two\nlines", "one\t\tline", "join\r\n  them")
     assert str(error) == "two lines; expected one line; join them"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ConfigError", "ModelError", "DataError", "RunFolderError", "CheckpointError",
-        "DivergenceError",
-    ],
-)  # fmt: skip
-def test_every_kind_is_a_user_error_and_a_value_error(name):
-    kind = getattr(errors, name)
-    assert issubclass(kind, UserError)
-    assert issubclass(kind, ValueError)
-
-
-def test_pickle_keeps_the_kind_and_the_parts():
-    error = pickle.loads(pickle.dumps(DataError("got", "expected", "fix")))
-    assert type(error) is DataError
+@pytest.mark.parametrize("kind", [ConfigError, ModelError, DataError, RunFolderError])
+def test_every_kind_is_a_user_error_and_a_value_error_and_can_be_pickled(kind):
+    error = pickle.loads(pickle.dumps(kind("got", "expected", "fix")))
+    assert type(error) is kind
+    assert isinstance(error, UserError)
+    assert isinstance(error, ValueError)
     assert (error.got, error.expected, error.fix) == ("got", "expected", "fix")
 
 

@@ -1,46 +1,20 @@
 import errno
-import logging
 import os
-import sys
-from pathlib import Path
 
 import pytest
-from processes import run_command
+from processes import UNMIXED, run_command
 
-from vit_jax import __main__ as program
 from vit_jax.__main__ import main
 from vit_jax.commands import COMMANDS
 from vit_jax.commands import train as train_command
 from vit_jax.errors import DivergenceError
 
-_ROOT = Path(__file__).resolve().parents[1]
-_CONFIG = """
-def get_config():
-    return {{
-        "model": {{"name": "ViT-Ti/2", "width": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16}},
-        "data": {{
-            "name": "digits", "data_dir": {folder!r}, "image_size": 8, "global_batch_size": 32,
-        }},
-        "optimizer": {{"learning_rate": 1e-3}},
-        "train_steps": 2,
-    }}
-"""
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    levels = {name: logging.getLogger(name).level for name in ("vit_jax", "absl")}
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
 
 @pytest.fixture
 def train(tmp_path, digits_dir):
     """The arguments of a small run."""
-    path = tmp_path / "small.py"
-    path.write_text(_CONFIG.format(folder=str(digits_dir)))
-    return ["train", f"--config={path}", f"--workdir={tmp_path / 'run'}"]
+    data = f"--config.data.data_dir={digits_dir}"
+    return ["train", f"--config={UNMIXED}", f"--workdir={tmp_path / 'run'}", data]
 
 
 def fail(capsys, arguments) -> str:
@@ -53,13 +27,11 @@ def fail(capsys, arguments) -> str:
     return line.removeprefix("error: ")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--debug"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_lists_every_command_and_exits_with_0(capsys, arguments):
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    for name, text in COMMANDS.items():
-        assert f"{name} " in out
-        assert text in out
+    assert [name for name in COMMANDS if f"{name} " not in out] == []
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
@@ -70,27 +42,32 @@ def test_help_of_a_command_shows_how_to_call_it(capsys, command):
     assert f"usage: python -m vit_jax {command} [-h]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("typed", "hint"), [("trian", "train"), ("evaluate", "eval")])
-def test_an_unknown_command_is_named_with_the_nearest(capsys, typed, hint):
-    line = fail(capsys, [typed])
+def test_an_unknown_command_is_named_with_the_nearest(capsys):
     known = ", ".join(COMMANDS)
-    assert line == f"unknown command '{typed}'; expected one of {known}; did you mean '{hint}'?"
+    expected = f"unknown command 'evaluate'; expected one of {known}; did you mean 'eval'?"
+    assert fail(capsys, ["evaluate"]) == expected
+
+
+PREDICT = ["predict", "a.jpg", "--model=b"]
 
 
 @pytest.mark.parametrize(
-    ("extra", "fix"),
+    ("command", "extra", "fix"),
     [
-        ("--wrkdir=x", "did you mean --workdir=x?"),
-        ("positional", "see python -m vit_jax train --help"),
-        ("-x", "see python -m vit_jax train --help"),
-        ("--conf=x", "did you mean --config=x?"),
-        ("--trian_steps=3", "did you mean --config.train_steps=3?"),
-        ("--confg.seed=1", "did you mean --config.seed=1?"),
-        ("seed=3", "did you mean --config.seed=3?"),
+        ("train", "positional", "see python -m vit_jax train --help"),
+        ("train", "-x", "see python -m vit_jax train --help"),
+        ("train", "--conf=x", "did you mean --config=x?"),
+        ("train", "--work-dir=x", "did you mean --workdir=x?"),
+        ("train", "--trian_steps=3", "did you mean --config.train_steps=3?"),
+        ("train", "--lr=3", "did you mean --config.optimizer.learning_rate=3?"),
+        ("train", "--confg.seed=1", "did you mean --config.seed=1?"),
+        ("train", "seed=3", "did you mean --config.seed=3?"),
+        ("predict", "--img_size=3", "did you mean --image_size=3?"),
+        ("predict", "--heads=3", "did you mean --model.num_heads=3?"),
     ],
 )
-def test_an_unknown_argument_is_named(capsys, train, extra, fix):
-    line = fail(capsys, [*train, extra])
+def test_an_unknown_argument_is_named_with_what_is_meant(capsys, train, command, extra, fix):
+    line = fail(capsys, [*(train if command == "train" else PREDICT), extra])
     assert line.startswith(f"unknown argument '{extra}'; expected ")
     assert line.endswith(fix)
 
@@ -104,19 +81,15 @@ def test_a_missing_argument_is_named(capsys):
 @pytest.mark.parametrize(
     ("extra", "part"),
     [
-        ("--config.optimizer.lerning_rate=1", "did you mean 'optimizer.learning_rate'?"),
         ("--config.sede=1", "unknown config key 'sede'; expected one of "),
         ("--config.model.patch_size=8", "the patch size is a part of the model's name: ViT-B/8"),
         ("--config.seed", "override '--config.seed'; expected --config.KEY=VALUE"),
         ("--config.seed=one", "'seed' is 'one' (str); expected a whole number"),
-        ("--config.data.name=digit", "did you mean 'digits'?"),
         ("--config.data.data_dir=/dev/null/x", "cannot write digits to /dev/null/x: Not a dir"),
         ("--config.data.train_split=tran", "split 'tran' of digits/1.0.0: "),
-        ("--config.evaluation.splits.val=val", "split 'val' of digits/1.0.0: "),
         ("--config.model.name=VitB16", "unknown model 'VitB16'; expected ViT-"),
-        ("--config.data.image_size=9", "image size 9x9 with patch size 2; expected "),
+        ("--config.data.image_size=9", "image size 9x9 with patch size 4; expected "),
         ("--config.mesh.fsdp=64", "mesh data=-1, fsdp=64, tensor=1 on "),
-        ("--config.optimizer.name=adamm", "did you mean 'adam"),
         ("--config.init_from=/nowhere/at/all", "/nowhere/at/all does not exist"),
     ],
 )
@@ -124,15 +97,9 @@ def test_a_wrong_config_is_a_one_line_error(capsys, train, extra, part):
     assert part in fail(capsys, [*train, extra])
 
 
-def test_a_missing_config_file_is_a_one_line_error(capsys, tmp_path):
-    line = fail(capsys, ["train", "--config=gone.py", f"--workdir={tmp_path}"])
-    expected = "a Python file with get_config()"
-    assert line.startswith(f"no config file at gone.py; expected {expected}; check --config, or ")
-
-
 def test_an_impossible_run_folder_is_a_one_line_error(capsys, train, tmp_path):
     (tmp_path / "file").write_text("")
-    line = fail(capsys, [*train[:2], f"--workdir={tmp_path / 'file' / 'run'}"])
+    line = fail(capsys, [*train, f"--workdir={tmp_path / 'file' / 'run'}"])
     assert line.startswith(f"{tmp_path / 'file'} is a file; expected a folder")
 
 
@@ -165,10 +132,7 @@ def test_any_user_error_of_a_command_is_printed_in_one_line(capsys, monkeypatch,
     ("number", "fix"),
     [
         (errno.ENOSPC, "free some space"),
-        (errno.EDQUOT, "free some space"),
-        (errno.EACCES, "change its permissions"),
         (errno.EROFS, "change its permissions"),
-        (errno.ENOTDIR, "correct the path"),
         (errno.ENAMETOOLONG, "correct the path"),
     ],
 )
@@ -196,14 +160,8 @@ def test_the_code_of_the_command_is_returned_and_overrides_reach_it(monkeypatch,
         return 75
 
     monkeypatch.setattr(train_command, "run", run)
-    assert main([*train, "--config.seed=3", "--config.data.name=a=b"]) == 75
+    assert main([*train[:3], "--config.seed=3", "--config.data.name=a=b"]) == 75
     assert seen == ["run", "seed=3", "data.name=a=b"]
-
-
-def test_arguments_come_from_the_command_line_by_default(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["vit_jax", "trian"])
-    assert program.main() == 2
-    assert "did you mean 'train'?" in capsys.readouterr().err
 
 
 def test_as_a_program_a_user_error_is_exit_code_2_and_one_line(tmp_path, digits_dir, train):
@@ -216,10 +174,7 @@ def test_as_a_program_a_user_error_is_exit_code_2_and_one_line(tmp_path, digits_
 
 
 def test_a_command_that_ctrl_c_ends_prints_one_word_and_exits_with_130(monkeypatch, capsys):
-    def interrupted(args, overrides):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("vit_jax.commands.models.run", interrupted)
+    monkeypatch.setattr("vit_jax.commands.models.run", raising(KeyboardInterrupt))
     assert main(["models"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -228,24 +183,19 @@ def test_a_command_that_ctrl_c_ends_prints_one_word_and_exits_with_130(monkeypat
     "error",
     [
         MemoryError("Unable to allocate 7 TiB"),
-        RuntimeError("INTERNAL: Out of memory allocating 40960000000000 bytes."),
         RuntimeError("RESOURCE_EXHAUSTED: 12 GiB on the device"),
     ],
 )
 def test_memory_that_runs_out_is_a_one_line_error(monkeypatch, capsys, error):
-    def fails(args, overrides):
-        raise error
-
-    monkeypatch.setattr("vit_jax.commands.models.run", fails)
+    monkeypatch.setattr("vit_jax.commands.models.run", raising(error))
     assert fail(capsys, ["models"]).startswith(f"out of memory: {error}; expected")
 
 
 @pytest.mark.parametrize("where", ["", "def get_config():\n    "])
-@pytest.mark.parametrize("code", ["0", "3", ""])
-def test_a_config_file_that_exits_is_an_error(capsys, tmp_path, where, code):
+def test_a_config_file_that_exits_is_an_error(capsys, tmp_path, where):
     """`sys.exit(0)` there ended the command with success, and nothing was done."""
     path = tmp_path / "exits.py"
-    path.write_text(f"import sys\n{where}sys.exit({code})\n")
+    path.write_text(f"import sys\n{where}sys.exit(0)\n")
     line = fail(capsys, ["train", f"--config={path}", f"--workdir={tmp_path / 'run'}"])
-    assert line.startswith(f"{path} ends the program: SystemExit({code or None})")
+    assert line.startswith(f"{path} ends the program: SystemExit(0)")
     assert not (tmp_path / "run").exists()

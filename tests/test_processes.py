@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from processes import ROOT, run_command, start_command
+from processes import ROOT, run_command, start_command, wait_for
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
@@ -21,8 +21,6 @@ print(json.dumps({
     "warnings": "error" in [w[0] for w in __import__("warnings").filters],
 }), flush=True)
 print("to stderr", file=sys.stderr)
-if "raise" in sys.argv:
-    raise ValueError("on purpose")
 while "wait" in sys.argv:  # `signal.pause` would miss a signal that comes just before it.
     time.sleep(0.01)
 sys.exit(3)
@@ -37,11 +35,8 @@ def program(tmp_path):
 
 
 def test_a_forked_command_behaves_like_a_new_python_process(program, tmp_path, request):
-    env = {
-        "FORK_TEST": "a b",
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=3",
-    }
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=3"
+    env = {"FORK_TEST": "a b", "JAX_ENABLE_COMPILATION_CACHE": "false", "XLA_FLAGS": flags}
     forked = run_command(program, "x", "--y=z", env=env, cwd=tmp_path)
     # A shell that starts these tests in the background lets them ignore SIGINT, and their children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,29 +59,11 @@ def test_a_forked_command_behaves_like_a_new_python_process(program, tmp_path, r
 
 
 def test_signals_reach_the_child_and_its_exit_is_reported(program):
-    waiting = start_command(program, "wait")
-    while not waiting.printed()[1]:
-        assert waiting.poll() is None
-    assert json.loads(waiting.printed()[0])["pid"] == waiting.pid
+    process = start_command(program, "wait")
+    wait_for(lambda: process.printed()[1], process)
+    assert json.loads(process.printed()[0])["pid"] == process.pid
     with pytest.raises(subprocess.TimeoutExpired):
-        waiting.wait(timeout=0.01)
-    waiting.send_signal(signal.SIGTERM)
-    assert waiting.wait(60) == -signal.SIGTERM
-    interrupted = start_command(program, "wait")
-    while not interrupted.printed()[1]:
-        assert interrupted.poll() is None
-    interrupted.send_signal(signal.SIGINT)
-    assert interrupted.wait(60) == -signal.SIGINT
-    assert "KeyboardInterrupt" in interrupted.communicate()[1]
-
-
-def test_an_uncaught_error_ends_the_child_with_its_traceback(program):
-    done = run_command(program, "raise")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "ValueError: on purpose"
-
-
-def test_a_module_is_run_with_its_arguments():
-    done = run_command("-m", "vit_jax", "checkpoint", "inspect", "/nowhere")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no folder /nowhere")
+        process.wait(timeout=0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == -signal.SIGINT
+    assert "KeyboardInterrupt" in process.communicate()[1]

@@ -1,15 +1,13 @@
 """requirements.lock holds what requirements.txt asks for."""
 
 import re
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from processes import ROOT
 
 import vit_jax
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def requirements():

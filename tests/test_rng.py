@@ -6,8 +6,6 @@ import pytest
 
 from vit_jax.rng import generator, name_id, shuffle_seed, stream
 
-_STREAMS = [(0, "flip", 0), (1, "flip", 0), (0, "mixing", 0), (0, "flip", 1)]
-
 
 def _bits(key: jax.Array) -> tuple[int, ...]:
     return tuple(jax.random.key_data(key).tolist())
@@ -18,14 +16,12 @@ def test_a_stream_name_is_hashed_by_crc32():
     assert name_id("123456789") == 0xCBF43926
 
 
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(_STREAMS, 2)))
-def test_device_streams_differ_by_seed_name_and_step(one, other):
-    assert _bits(stream(*one)) != _bits(stream(*other))
-
-
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(_STREAMS, 2)))
-def test_host_streams_differ_by_seed_name_and_step(one, other):
-    assert generator(*one).integers(2**62) != generator(*other).integers(2**62)
+def test_streams_differ_by_seed_name_and_step():
+    names = [(0, "flip", 0), (1, "flip", 0), (0, "mixing", 0), (0, "flip", 1)]
+    names += [(2**32 - 1, "augment", 2**62), (0, "augment", 2**62), (2**32 - 1, "augment", 0)]
+    assert len({generator(*name).integers(2**62) for name in names}) == len(names)
+    names = [(seed, name, min(step, 2**31 - 1)) for seed, name, step in names]
+    assert len({_bits(stream(*name)) for name in names}) == len(names)
 
 
 def test_a_stream_is_reproducible():
@@ -39,20 +35,11 @@ def test_a_traced_step_gives_the_same_stream_as_an_integer():
     assert tuple(traced.tolist()) == _bits(stream(5, "dropout", 11))
 
 
-def test_extreme_seeds_and_steps_give_different_streams():
-    ends = [generator(2**32 - 1, "augment", 2**62), generator(2**32 - 1, "augment", 0)]
-    ends += [generator(0, "augment", 2**62), generator(2**32 - 1, "flip", 0)]
-    assert len({g.integers(2**62) for g in ends}) == 4
-    assert _bits(stream(2**32 - 1, "init")) != _bits(stream(2**31 - 1, "init"))
-
-
 # Golden: a change here changes every run that is resumed or repeated.
-def test_device_streams_equal_the_golden_ones():
+def test_streams_equal_the_golden_ones():
     assert _bits(stream(0, "init")) == (517294207, 118925294)
     assert _bits(stream(42, "dropout", 1000)) == (2900164665, 466112962)
 
-
-def test_the_host_stream_equals_the_golden_one():
     assert generator(0, "augment", 0).integers(1000, size=4).tolist() == [752, 271, 303, 421]
     assert generator(42, "augment", 1000).integers(1000, size=4).tolist() == [46, 546, 998, 733]
 
@@ -65,7 +52,7 @@ def test_golden_shuffle_seeds_fit_32_bits_and_lie_far_apart():
     assert min(abs(a - b) for a, b in itertools.combinations(seeds, 2)) > 1_000_000
 
 
-@pytest.mark.parametrize(("seed", "step"), [(0, 0), (3, 7), (2**32 - 1, 2**40)])
+@pytest.mark.parametrize(("seed", "step"), [(0, 0), (2**32 - 1, 2**40)])
 def test_a_host_stream_is_philox_with_seed_name_and_step_as_key(seed, step):
     ours = generator(seed, "augment", step)
     key = np.array([seed << 32 | name_id("augment"), step], np.uint64)

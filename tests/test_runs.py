@@ -66,11 +66,12 @@ def test_progress_is_printed_unless_a_handler_shows_it(fit_digits, tmp_path, cap
 def configured(tmp_path, monkeypatch):
     """A function that returns the config with which `fit` trains, without training."""
     caches = []
-    monkeypatch.setattr(loop, "train", lambda config, folder, stop, verbose: save(config, folder))
-    monkeypatch.setattr(compile_cache, "use_compile_cache", lambda *given: caches.append(given))
 
-    def save(config, folder):
+    def save(config, folder, stop, verbose):
         write_json(folder / "config.json", config.to_mapping())
+
+    monkeypatch.setattr(loop, "train", save)
+    monkeypatch.setattr(compile_cache, "use_compile_cache", lambda *given: caches.append(given))
 
     def call(recipe, **options):
         config = vit_jax.fit(recipe, tmp_path / "run", **options).config
@@ -86,12 +87,9 @@ def test_fit_takes_a_model_and_a_folder_of_images(configured, tmp_path):
     options = {"model": "ViT-S/16", "data": photos, "overrides": {"model.pooling": "map"}}
     config = configured("folder", **options)
     assert config.model == model_options("ViT-S/16", pooling="map")
-    assert (config.data.source, config.data.name, config.data.data_dir) == (
-        "folder",
-        "photos",
-        str(photos),
-    )
-    assert config.data.image_size == 64
+    data = config.data
+    assert (data.source, data.name, data.data_dir) == ("folder", "photos", str(photos))
+    assert data.image_size == 64
 
 
 def test_fit_takes_the_name_of_a_dataset(configured):

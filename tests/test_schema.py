@@ -1,3 +1,4 @@
+import math
 from typing import Any, Literal
 
 import pydantic
@@ -45,12 +46,8 @@ def test_absent_keys_take_their_defaults():
     assert made.wheel == Wheel(radius=0.3, spokes=32, colour="red")
     assert made.spare is None
     assert made.sizes == (1, 2)
-
-
-def test_a_default_dict_is_not_shared():
-    one, other = make(), make()
-    one.extras["x"] = 1
-    assert other.extras == {}
+    made.extras["x"] = 1
+    assert make().extras == {}  # A default dict is not shared.
 
 
 def test_a_section_is_frozen():
@@ -58,41 +55,34 @@ def test_a_section_is_frozen():
         make().bell = False
 
 
-@pytest.mark.parametrize(
-    ("mapping", "key", "hint"),
-    [
-        ({"bel": False}, "bel", "bell"),
-        ({"wheels": {}}, "wheels", "wheel"),
-        ({"wheel": {"spoke": 3}}, "wheel.spoke", "wheel.spokes"),
-        ({"wheel": {"Color": "red"}}, "wheel.Color", "wheel.colour"),
-        ({"spare": {"raduis": 1.0}}, "spare.raduis", "spare.radius"),
-    ],
-)
-def test_the_error_for_an_unknown_key_names_the_whole_key_and_the_nearest(mapping, key, hint):
+_WRONG_KEYS = [
+    ({"wheels": {}}, "unknown config key 'wheels'", "did you mean 'wheel'?"),
+    ({"wheel": {"spoke": 3}}, "unknown config key 'wheel.spoke'", "did you mean 'wheel.spokes'?"),
+    ({"wheel": {"Color": 3}}, "unknown config key 'wheel.Color'", "did you mean 'wheel.colour'?"),
+    ({"spare": {"raduis": 1}}, "unknown config key 'spare.raduis'", "did you mean 'spare.radius'?"),
+    ({"others": {"a": {"radii": 1}}}, "unknown config key 'others.a.radii'", "'others.a.radius'?"),
+]
+
+
+@pytest.mark.parametrize(("mapping", "got", "fix"), _WRONG_KEYS)
+def test_an_unknown_key_is_named_whole_with_the_nearest(mapping, got, fix):
     with pytest.raises(ConfigError) as caught:
         make(**mapping)
-    assert caught.value.got == f"unknown config key '{key}'"
-    assert caught.value.fix == f"did you mean '{hint}'?"
+    assert caught.value.got == got
+    assert fix in caught.value.fix
 
 
-def test_unknown_key_lists_the_valid_ones():
+def test_the_errors_for_unknown_and_missing_keys_say_what_is_possible():
     with pytest.raises(ConfigError) as caught:
         make(wheel={"x": 1})
     assert caught.value.expected == "one of colour, radius, spokes"
-
-
-def test_the_error_for_a_missing_key_gives_its_type_and_how_to_set_it():
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"no 'name' in the config; expected a string; .*=VALUE"):
         Bicycle.from_mapping({})
-    assert caught.value.got == "no 'name' in the config"
-    assert caught.value.expected == "a string"
-    assert "--config.name=VALUE" in caught.value.fix
 
 
 @pytest.mark.parametrize(
     ("mapping", "got", "expected"),
     [
-        ({"name": 3}, "'name' is 3 (int)", "a string"),
         ({"name": None}, "'name' is None (NoneType)", "a string"),
         ({"bell": 1}, "'bell' is 1 (int)", "true or false"),
         ({"bell": "true"}, "'bell' is 'true' (str)", "true or false"),
@@ -104,14 +94,11 @@ def test_the_error_for_a_missing_key_gives_its_type_and_how_to_set_it():
         ({"rules": [["a", 1]]}, "'rules' is 1 (int)", "true or false"),
         ({"extras": [1]}, "'extras' is [1] (list)", "keys and values"),
         ({"weights": {"a": "x"}}, "'weights.a' is 'x' (str)", "a number"),
-        ({"wheel": 3}, "'wheel' is 3 (int)", _WHEEL),
-        (
-            {"wheel": None},
-            "'wheel' is None (NoneType)",
-            "a section with the keys colour, radius, spokes",
-        ),
-        ({"wheel": {"radius": "1"}}, "'wheel.radius' is '1' (str)", "a number"),
+        ({"weights": {"a": math.nan}}, "'weights.a' is nan (float)", "a number"),
+        ({"wheel": None}, "'wheel' is None (NoneType)", _WHEEL),
+        ({"others": {"a": 3}}, "'others.a' is 3 (int)", _WHEEL),
         ({"wheel": {"radius": True}}, "'wheel.radius' is True (bool)", "a number"),
+        ({"wheel": {"radius": -math.inf}}, "'wheel.radius' is -inf (float)", "a number"),
         ({"wheel": {"colour": "green"}}, "'wheel.colour' is 'green' (str)", "one of red, blue"),
         ({"wheel": {"colour": ["red"]}}, "'wheel.colour' is ['red'] (list)", "one of red, blue"),
     ],
@@ -120,15 +107,7 @@ def test_wrong_type_names_key_value_and_expected_type(mapping, got, expected):
     with pytest.raises(ConfigError) as caught:
         make(**mapping)
     assert caught.value.got == got
-    assert caught.value.expected == expected
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_nan_and_infinity_are_no_numbers(value):
-    with pytest.raises(ConfigError, match=r"'wheel\.radius' is -?(nan|inf) \(float\)"):
-        make(wheel={"radius": value})
-    with pytest.raises(ConfigError, match=r"'weights\.a' is"):
-        make(weights={"a": value})
+    assert caught.value.expected.startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +123,7 @@ def test_the_ends_of_a_range_are_included_or_excluded_as_declared(key, allowed, 
         assert caught.value.got.startswith(f"'wheel.{key}' is {value!r}")
 
 
-def test_the_range_error_gives_both_ends():
-    with pytest.raises(ConfigError) as caught:
-        make(wheel={"spokes": 100})
-    assert caught.value.expected == "a value at least 3 and below 100"
-
-
-def test_whole_numbers_of_a_range_are_printed_with_all_digits():
+def test_the_range_error_gives_both_ends_with_all_digits_of_whole_numbers():
     class Limits(Section):
         steps: int = option(1, at_least=1, below=2**31)
         share: float = option(0.1, above=0, at_most=1 / 3)
@@ -162,16 +135,13 @@ def test_whole_numbers_of_a_range_are_printed_with_all_digits():
         with pytest.raises(ConfigError) as caught:
             Limits.from_mapping({key: value})
         assert caught.value.expected == expected
+    with pytest.raises(ConfigError, match=r"'share' is 2;"):
+        Limits(share=2)  # Also for sections made in Python.
 
 
 def test_an_integer_too_large_for_a_float_is_refused():
     with pytest.raises(ConfigError, match=r"'wheel\.radius'"):
         make(wheel={"radius": 10**400})
-
-
-def test_the_range_is_checked_for_sections_made_in_python_too():
-    with pytest.raises(ConfigError, match=r"'radius' is 2;"):
-        Wheel(radius=2)
 
 
 def test_whole_numbers_become_floats_and_lists_tuples():
@@ -182,12 +152,6 @@ def test_whole_numbers_become_floats_and_lists_tuples():
     assert type(made.weights["a"]) is float
 
 
-def test_none_is_accepted_if_the_type_allows_it():
-    assert make(gears=None).gears is None
-    assert make(spare=None).spare is None
-    assert make(spare={"spokes": 4}).spare == Wheel(spokes=4)
-
-
 def test_a_section_survives_the_round_trip_through_a_mapping():
     made = make(
         wheel={"radius": 0.5},
@@ -195,20 +159,17 @@ def test_a_section_survives_the_round_trip_through_a_mapping():
         gears=3,
         sizes=[7],
         rules=[["x", True], ["y", False]],
-        extras={"b2": 0.9, "list": [1, 2]},
+        extras={"b2": 0.9, "pair": (1, 2)},
         weights={"a": 2},
+        others={"a": {"radius": 0.5}, "b": {}},
         place="garden",
     )
+    assert made.others == {"a": Wheel(radius=0.5), "b": Wheel()}
+    assert made.extras["pair"] == [1, 2]
     mapping = made.to_mapping()
     assert mapping["wheel"] == {"radius": 0.5, "spokes": 32, "colour": "red"}
     assert mapping["rules"] == [["x", True], ["y", False]]
     assert Bicycle.from_mapping(mapping) == made
-
-
-def test_tuples_in_free_options_survive_the_round_trip_as_lists():
-    made = make(extras={"pair": (1, 2)})
-    assert made.extras == {"pair": [1, 2]}
-    assert Bicycle.from_mapping(made.to_mapping()) == made
 
 
 def test_differences_are_dotted_keys_with_both_values():
@@ -219,9 +180,6 @@ def test_differences_are_dotted_keys_with_both_values():
         ("wheel.spokes", 20, 24),
         ("extras", {"a": 1}, {"a": 2}),
     ]
-
-
-def test_differences_between_a_section_and_none_is_one_row():
     assert differences(make(spare=None), make(spare={})) == [("spare", None, Wheel())]
 
 
@@ -237,26 +195,18 @@ def test_differences_skip_fields_that_do_not_change_the_result():
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
-        ("name", "x", "x"),
         ("name", "3", "3"),
         ("name", "none", "none"),
         ("bell", "False", False),
-        ("bell", "true", True),
         ("gears", "7", 7),
         ("gears", "None", None),
-        ("gears", "null", None),
         ("wheel.radius", "1e-1", 0.1),
-        ("wheel.radius", "1", 1.0),
-        ("wheel.colour", "blue", "blue"),
-        ("spare.spokes", "4", 4),
         ("spare", "none", None),
         ("sizes", "(3, 4)", (3, 4)),
-        ("sizes", "[3]", (3,)),
         ("sizes", "()", ()),
         ("rules", "[('.*', False)]", ((".*", False),)),
         ("extras.b2", "0.99", 0.99),
         ("extras.nesterov", "true", True),
-        ("extras.nesterov", "False", False),
         ("extras.clip", "none", None),
         ("extras.kind", "word", "word"),
         ("extras", "{'a': 1}", {"a": 1}),
@@ -272,17 +222,12 @@ def test_override_text_is_read_by_the_type_of_its_field(key, text, value):
 @pytest.mark.parametrize(
     ("key", "text", "got", "fix"),
     [
-        ("nam", "x", "unknown config key 'nam'", "did you mean 'name'?"),
         ("wheel.spoks", "3", "unknown config key 'wheel.spoks'", "did you mean 'wheel.spokes'?"),
-        ("wheels.spokes", "3", "unknown config key 'wheels'", "did you mean 'wheel'?"),
-        ("name.first", "x", "unknown config key 'name.first'", "remove '.first'"),
         ("wheel.spokes.x", "3", "unknown config key 'wheel.spokes.x'", "remove '.x'"),
         ("gears", "3.5", "'gears' is 3.5 (float)", None),
-        ("gears", "many", "'gears' is 'many' (str)", None),
         ("bell", "yes", "'bell' is 'yes' (str)", None),
         ("wheel.radius", "nan", "'wheel.radius' is 'nan' (str)", None),
         ("wheel.radius", "1e999", "'wheel.radius' is inf (float)", None),
-        ("wheel.colour", "green", "'wheel.colour' is 'green' (str)", None),
         ("wheel", "3", "'wheel' is 3 (int)", None),
         ("weights.a", "x", "'weights.a' is 'x' (str)", None),
         ("sizes", "(1, 2", "'sizes' is '(1, 2' (str)", None),
@@ -299,39 +244,12 @@ def test_override_that_does_not_fit_names_the_whole_key(key, text, got, fix):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [
-        ("true", True),
-        ("False", False),
-        ("12", 12),
-        ("-3", -3),
-        ("FAST_DOT", "FAST_DOT"),
-        ("1e3", "1e3"),
-    ],
+    [("true", True), ("False", False), ("-3", -3), ("FAST_DOT", "FAST_DOT"), ("1e3", "1e3")],
 )
 def test_an_override_of_a_union_type_is_read_by_its_form(text, value):
     got = parse_override(Config, "compiler_options.xla_flag", text)
     assert got == value
     assert type(got) is type(value)
-
-
-def test_a_dict_may_contain_sections():
-    made = make(others={"a": {"radius": 0.5}, "b": {}})
-    assert made.others == {"a": Wheel(radius=0.5), "b": Wheel()}
-    assert Bicycle.from_mapping(made.to_mapping()) == made
-
-
-@pytest.mark.parametrize(
-    ("others", "got"),
-    [
-        ({"a": {"radius": 2.0}}, "'others.a.radius' is 2.0"),
-        ({"a": {"radii": 1}}, "unknown config key 'others.a.radii'"),
-        ({"a": 3}, "'others.a' is 3 (int)"),
-    ],
-)
-def test_a_mistake_in_a_section_of_a_dict_is_named(others, got):
-    with pytest.raises(ConfigError) as caught:
-        make(others=others)
-    assert caught.value.got == got
 
 
 def test_sections_of_a_dict_are_compared_field_by_field():
@@ -345,7 +263,5 @@ def test_sections_of_a_dict_are_compared_field_by_field():
 def test_an_override_may_set_a_field_of_a_section_in_a_dict():
     assert parse_override(Bicycle, "others.a.spokes", "40") == 40
     assert parse_override(Bicycle, "others.a", "{'spokes': 5}") == Wheel(spokes=5)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"key 'others\.a\.spoke'; .* mean 'others\.a\.spokes'"):
         parse_override(Bicycle, "others.a.spoke", "40")
-    assert caught.value.got == "unknown config key 'others.a.spoke'"
-    assert caught.value.fix == "did you mean 'others.a.spokes'?"

@@ -14,15 +14,9 @@ def write_sentencepiece(folder, *, size=28, name="words.model"):
     texts = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[:4]]
     model = io.BytesIO()
     with contextlib.redirect_stderr(io.StringIO()):
+        ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
         sentencepiece.SentencePieceTrainer.Train(
-            sentence_iterator=iter(texts),
-            model_writer=model,
-            vocab_size=size,
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
-            minloglevel=2,
+            sentence_iterator=iter(texts), model_writer=model, vocab_size=size, minloglevel=2, **ids
         )
     (folder / name).write_bytes(model.getvalue())
     return folder / name
@@ -50,18 +44,12 @@ def write_bert(folder):
 def write_word_level(folder, words=WORDS):
     """Writes a tokenizer.json of whole words: 0 padding, 1 end, 2 unknown, 3 and on the words."""
     vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words])}
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
     special = [
-        {
-            "id": i,
-            "content": word,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
+        {"id": i, "content": word, "special": True, **dict.fromkeys(flags, False)}
         for i, word in enumerate(["<pad>", "</s>", "<unk>"])
     ]
+    first = {"Sequence": {"id": "A", "type_id": 0}}
     content = {
         "version": "1.0",
         "truncation": None,
@@ -71,14 +59,8 @@ def write_word_level(folder, words=WORDS):
         "pre_tokenizer": {"type": "Whitespace"},
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"SpecialToken": {"id": "</s>", "type_id": 0}},
-            ],
-            "pair": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 0}},
-            ],
+            "single": [first, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+            "pair": [first, {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
         },
         "decoder": None,

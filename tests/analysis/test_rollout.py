@@ -5,16 +5,12 @@ import numpy as np
 import numpy_reference as reference
 import pytest
 from flax import nnx
-from random_models import random_model, run
+from random_models import random_images, random_model, run
 
 from vit_jax.analysis import attention_rollout, rollout
 from vit_jax.errors import ModelError
 
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
-
-
-def images(count, height=16, width=16):
-    return np.random.default_rng(0).uniform(-1, 1, (count, height, width, 3)).astype(np.float32)
 
 
 def in_numpy(weights):
@@ -31,17 +27,14 @@ def test_two_tokens_by_hand():
     found = rollout(np.asarray([[first], [second]], np.float32))
     # [[.5, .5], [0, 1]] @ [[1, 0], [.5, .5]]
     np.testing.assert_allclose(found[0], [[0.75, 0.25], [0.5, 0.5]])
-
-
-def test_self_only_attention_gives_the_identity():
-    weights = np.broadcast_to(np.eye(5, dtype=np.float32), (4, 2, 5, 5))
-    np.testing.assert_array_equal(rollout(weights), weights[0])
+    alone = np.broadcast_to(np.eye(5, dtype=np.float32), (4, 2, 5, 5))
+    np.testing.assert_array_equal(rollout(alone), alone[0])
 
 
 @pytest.mark.parametrize("pooling", ["token", "map", "flatten"])
 def test_the_rollout_of_a_model_equals_numpy(pooling):
     model = random_model("ViT-Ti/4", image_size=(8, 12), pooling=pooling, num_registers=2, **TINY)
-    pixels = images(3, 8, 12)
+    pixels = random_images(3, (8, 12))
     found = attention_rollout(model, pixels, batch_size=2)
     _, captured = run(model, pixels, return_intermediates=("attention_weights", "encoded"))
     heads = np.asarray(captured["attention_weights"], np.float64).mean(2)
@@ -72,11 +65,11 @@ def probe_weights(tokens, p):
 
 def test_without_prefix_tokens_a_map_sums_to_one():
     model = random_model("ViT-Ti/4", image_size=8, pooling="gap", scan=False, **TINY)
-    found = attention_rollout(model, images(2, 8, 8))
+    found = attention_rollout(model, random_images(2, 8))
     np.testing.assert_allclose(found.maps.sum((1, 2)), 1, rtol=1e-5)
     assert found.view == "mean of the patches"
 
 
 def test_the_rollout_of_a_resnet_is_an_error():
     with pytest.raises(ModelError, match=r"rollout of a ResNet.*choose filters"):
-        attention_rollout(random_model("BiT-R-Nano"), images(1))
+        attention_rollout(random_model("BiT-R-Nano"), random_images(1))

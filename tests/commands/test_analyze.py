@@ -7,13 +7,12 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from processes import finish, start
+from processes import user_error
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
-from vit_jax.analysis.filters import EmbeddingFilters, embedding_filters, filters_output
+from vit_jax.analysis.filters import embedding_filters
 from vit_jax.analysis.images import Images, evenly_spaced, read_files
-from vit_jax.analysis.output import FORMATS, write_output
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.interop.load import load
 from vit_jax.models.registry import create_model
@@ -48,9 +47,8 @@ def test_all_analyses_of_a_vit_write_their_files(weights, photos, tmp_path, caps
     counts = ["--num_pictures=2", "--batch_size=2"]
     assert main([*arguments, *counts, f"--output={tmp_path / 'a'}"]) == 0
     shown = capsys.readouterr().out
-    what = ("filters", "positions", "distance", "rollout")
-    assert [line.split(":")[0] for line in shown.splitlines() if line.startswith(what)] == [*what]
     assert "5 images; uniform attention to all patches: 16.1" in shown
+    what = ("filters", "positions", "distance", "rollout")
     suffixes = {name: {p.suffix for p in (tmp_path / "a").glob(f"{name}.*")} for name in what}
     assert suffixes == {name: {".png", ".svg", ".csv", ".npz"} for name in what}
     assert all(p.stat().st_size for p in (tmp_path / "a").iterdir())
@@ -87,19 +85,6 @@ def test_untrained_analyses_the_initial_values_of_the_seed(weights, tmp_path):
     assert json.loads((tmp_path / "analysis.json").read_text())["untrained"] is True
 
 
-def test_the_same_arrays_make_the_same_files(tmp_path):
-    components = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 2, 2, 3)
-    found = EmbeddingFilters(components, np.float32([0.6, 0.4]), "patch embedding", 7)
-    written = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        output = filters_output(found)
-        paths = write_output("filters", output, tmp_path / name, list(FORMATS))
-        written.append({path.name: path.read_bytes() for path in paths})
-    assert written[0] == written[1]
-    assert len(written[0]) == 5
-
-
 @pytest.mark.slow
 def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, caplog):
     random_weights(tmp_path / "resnet", "BiT-R-Nano")
@@ -119,7 +104,6 @@ def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, c
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--what=rolout"], "'rolout'; expected some of filters, positions, distance, rollout;"),
         (["--what=rolout"], "did you mean 'rollout'?"),
         (["--what="], "--what= with ''"),
         (["--formats=jpg"], "did you mean 'png'?"),
@@ -140,10 +124,8 @@ def test_wrong_input_is_a_one_line_error(
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.png").write_text("hello")
     places = [a.replace("EMPTY", str(tmp_path / "empty")) for a in arguments]
-    assert main(["analyze", str(weights), *places]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message.replace("EMPTY", str(tmp_path / "empty")) in error
+    line = user_error(capsys, ["analyze", str(weights), *places])
+    assert message.replace("EMPTY", str(tmp_path / "empty")) in line
 
 
 def test_images_are_evenly_spaced_and_preprocessed_as_in_evaluation(photos):
@@ -160,15 +142,7 @@ def test_images_are_evenly_spaced_and_preprocessed_as_in_evaluation(photos):
 
 
 @pytest.mark.slow
-def test_a_run_folder_is_analysed_with_its_own_images(tmp_path, digits_dir):
-    run = tmp_path / "run"
-    keys = {
-        "train_steps": 2, "optimizer.schedule.warmup_steps": 1, "checkpoint.interval_steps": 2,
-        "evaluation.interval_steps": 2,
-    }  # fmt: skip
-    overrides = [f"--config.{key}={value}" for key, value in keys.items()]
-    code, _, error = finish(start(run, digits_dir, *overrides))
-    assert code == 0, error
+def test_a_run_folder_is_analysed_with_its_own_images(run, tmp_path, digits_dir):
     few = ["--num_images=3", "--formats=png", "--what=distance,rollout"]
     assert main(["analyze", str(run), *few]) == 0
     output = run / "report" / "analysis"

@@ -36,7 +36,6 @@ def test_info_describes_a_prepared_dataset(capsys, digits_dir):
     assert message["splits"]["train"] == train
     out = run(capsys, "info", "digits", f"--data_dir={digits_dir}")
     assert "1,437 examples, fingerprint e57bc5db0234c1dc" in out
-    assert "0, 1, 2, 3, 4, 5, 6, 7, ..." in out
 
 
 def test_info_shows_and_names_splits_without_examples(capsys, digits_dir, tmp_path, caplog):
@@ -62,10 +61,9 @@ def test_info_describes_a_folder_and_a_csv_file(capsys, photos, tmp_path):
 
 def test_check_counts_every_class_of_a_good_folder(capsys, photos):
     out = run(capsys, "check", photos)
-    for name, count in (("ant", "10"), ("bee", "6"), ("cat", "4")):
-        assert [name, count] in [line.split() for line in out.splitlines()]
+    for line in ("ant 10", "bee 6", "cat 4"):
+        assert line.split() in [line.split() for line in out.splitlines()]
     assert "PNG 20" in out
-    assert "4 x 4" in out
 
 
 def test_check_warns_of_a_folder_with_one_class(capsys, tmp_path):

@@ -1,6 +1,7 @@
 """Commands check where they will write before they read anything."""
 
 import os
+import re
 
 import pytest
 
@@ -10,51 +11,30 @@ from vit_jax.data.sources.open import data_cache
 from vit_jax.errors import RunFolderError
 
 IN_THE_WAY = [
-    ["analyze", "missing.npz", "--output=FILE"],
-    ["analyze", "missing.npz", "--output=FILE/inside"],
-    ["convert", "missing.npz", "FILE/weights.npz", "--format=vision_transformer"],
-    ["data", "prepare", "missing", "--data_dir=FILE"],
+    ("file", "analyze missing.npz --output=FILE", "is a file; expected a folder"),
+    ("file", "analyze missing.npz --output=FILE/inside", "is a file; expected a folder"),
+    ("file", "convert missing.npz FILE/weights --format=orbax", "is a file; expected a folder"),
+    ("file", "convert missing.npz FILE --format=orbax", "exists; expected a new path"),
+    ("file", "data prepare missing --data_dir=FILE", "is a file; expected a folder"),
+    ("sweep/jobs", "sweep --sweep=missing.py --workdir=sweep", "is a file"),
+    ("run/report", "eval --workdir=run", "is a file"),
 ]
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("place", "command", "message"), IN_THE_WAY)
+def test_a_file_in_the_way_is_found_first(place, command, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("mine")
-
-
-@pytest.mark.parametrize("arguments", IN_THE_WAY, ids=" ".join)
-def test_a_file_where_a_folder_is_needed_is_found_first(arguments, tmp_path, capsys):
-    file = tmp_path / "file"
-    assert main([part.replace("FILE", str(file)) for part in arguments]) == 2
-    assert f"error: {file} is a file; expected a folder" in capsys.readouterr().err
+    file = tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    assert main(command.replace("FILE", str(file)).split()) == 2
+    assert re.search(rf"error: \S*{place} {message}", capsys.readouterr().err)
     assert file.read_text() == "mine"
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_destination_that_exists_is_found_first(tmp_path, capsys):
-    assert main(["convert", "missing.npz", str(tmp_path / "file"), "--format=orbax"]) == 2
-    assert f"error: {tmp_path / 'file'} exists; expected a new path" in capsys.readouterr().err
-
-
-def test_a_file_in_the_place_of_the_jobs_of_a_sweep_is_found_first(tmp_path, capsys):
-    folder = tmp_path / "here"
-    folder.mkdir()
-    (folder / "jobs").write_text("mine")
-    assert main(["sweep", "--sweep=missing.py", f"--workdir={folder}"]) == 2
-    assert f"error: {folder / 'jobs'} is a file" in capsys.readouterr().err
-    assert list(folder.iterdir()) == [folder / "jobs"]
-
-
-def test_a_file_in_the_place_of_the_report_of_an_evaluation_is_found_first(tmp_path, capsys):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "report").write_text("mine")
-    assert main(["eval", f"--workdir={folder}"]) == 2
-    assert f"error: {folder / 'report'} is a file" in capsys.readouterr().err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
 
 
 def test_caches_in_the_place_of_a_file_are_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
     data = DataConfig(name="digits", global_batch_size=8, cache_dir=str(tmp_path / "file"))
     with pytest.raises(RunFolderError, match="file is a file; expected a folder"):
         data_cache(data)

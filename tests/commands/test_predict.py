@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from processes import user_error
 
 from vit_jax.__main__ import main
-from vit_jax.models.attention import log_choice
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,8 @@ def predict(capsys, *arguments):
 @pytest.fixture
 def answers(ours_path, photos, capsys):
     """Image -> its best classes, each predicted alone."""
-    names = ["a/1.png", "a/2.PNG", "b/1.jpg", "b/2.png"]
     found = {}
-    for name in names:
+    for name in ("a/1.png", "a/2.PNG", "b/1.jpg", "b/2.png"):
         printed = predict(capsys, photos / name, f"--model={ours_path}", "--format=json").out
         found[str(photos / name)] = json.loads(printed)["classes"]
     return found
@@ -62,14 +61,6 @@ def test_a_folder_gives_the_answers_of_its_images_in_every_format(
     assert f"{rows[3]['classes'][0][1]:.1%} {rows[3]['classes'][0][0]}" in table
 
 
-def test_the_report_before_the_answer_is_one_line(ours_path, photos, capsys):
-    log_choice.cache_clear()  # It logs each choice once per process.
-    captured = predict(capsys, photos / "a" / "1.png", f"--model={ours_path}")
-    (line,) = captured.err.splitlines()
-    assert "tensors, vit_jax, " in line
-    assert captured.out.splitlines()[0] == str(photos / "a" / "1.png")
-
-
 @pytest.mark.parametrize("content", ["image", pytest.param("paths", marks=pytest.mark.slow)])
 def test_standard_input_holds_an_image_or_paths(
     ours_path, photos, answers, capsys, monkeypatch, content
@@ -87,5 +78,5 @@ def test_standard_input_holds_an_image_or_paths(
 
 def test_a_folder_without_images_is_one_line(ours_path, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    assert main(["predict", str(tmp_path / "empty"), f"--model={ours_path}"]) == 2
-    assert "is a folder without images; expected files ending in" in capsys.readouterr().err
+    line = user_error(capsys, ["predict", str(tmp_path / "empty"), f"--model={ours_path}"])
+    assert "is a folder without images; expected files ending in" in line

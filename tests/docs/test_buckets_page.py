@@ -19,12 +19,6 @@ SHORT = [
 ]  # fmt: skip
 
 
-def commands():
-    section = PAGES["docs/how-to/buckets.md"].split("\n## ")[0]
-    lines = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1].splitlines()
-    return [line.removeprefix("python ") for line in lines]
-
-
 @pytest.mark.slow
 def test_the_commands_work(gcs, tmp_path):
     numbers = np.random.default_rng(0)
@@ -33,7 +27,9 @@ def test_the_commands_work(gcs, tmp_path):
         for index in range(20):
             pixels = numbers.integers(0, 256, (24, 24, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.jpg")
-    found = commands()
+    section = PAGES["docs/how-to/buckets.md"].split("\n## ")[0]
+    lines = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1].splitlines()
+    found = [line.removeprefix("python ") for line in lines]
     assert [line.split()[2] for line in found] == [
         "data", "train", "checkpoint", "predict", "report"
     ]  # fmt: skip

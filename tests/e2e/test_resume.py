@@ -4,19 +4,16 @@ import json
 import random
 import re
 import signal
-import time
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from processes import TIMEOUT_S, TINY, finish, one_line, start
-from short_runs import content, train
+from processes import TINY, finish, one_line, start, wait_for
+from short_runs import content, read_item, saved_steps, train
 
 from vit_jax.__main__ import main
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.time_account import PARTS
-from vit_jax.train.hooks.log import LogHook
 
 STEPS = 60
 LENGTH = [f"--config.train_steps={STEPS}", "--config.evaluation.interval_steps=25"]
@@ -32,23 +29,10 @@ def run_here(workdir, digits_dir, *overrides):
     return main(["train", f"--config={TINY}", f"--workdir={workdir}", data, *LENGTH, *overrides])
 
 
-def wait_for(condition, process):
-    """Polls until the condition holds; fails if the process ends before."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def logged_step(workdir):
     path = workdir / "metrics.jsonl"
     rows = read_metrics(path)
     return rows[-1]["step"] if rows else 0
-
-
-def saved_steps(workdir):
-    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
 
 
 def metrics(workdir):
@@ -57,28 +41,16 @@ def metrics(workdir):
     return [row for row in rows if row.keys() != {"step"}]
 
 
-def final_arrays(workdir):
-    step = workdir / "checkpoints" / str(STEPS)
-    with ocp.PyTreeCheckpointer() as checkpointer:
-
-        def restored(path):
-            """Restores NumPy arrays, whatever devices have saved them."""
-            tree = checkpointer.metadata(path).item_metadata.tree
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-            return checkpointer.restore(path, restore_args=as_numpy)
-
-        return {n: restored(step / n) for n in ("params", "optimizer", "ema")}
-
-
 def assert_same_run(workdir, reference):
     assert metrics(workdir) == metrics(reference)
     assert len(metrics(workdir)) == STEPS + 3  # One line per step, three evaluations.
     examples, wanted = ((w / "examples-0.jsonl").read_text() for w in (workdir, reference))
     assert examples == wanted
     assert len(examples.splitlines()) == STEPS
-    ours, theirs = final_arrays(workdir), final_arrays(reference)
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    last = [w / "checkpoints" / str(STEPS) for w in (workdir, reference)]
+    for item in ("params", "optimizer", "ema"):
+        ours, theirs = (read_item(folder / item) for folder in last)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     result, want = (json.loads((w / "result.json").read_text()) for w in (workdir, reference))
     assert result | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
 
@@ -92,11 +64,14 @@ def reference(tmp_path_factory, digits_dir):
 
 
 @pytest.mark.slow
-def test_a_terminated_process_saves_exits_75_and_resumes(tmp_path, digits_dir, reference, caplog):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_process_saves_exits_75_and_resumes(
+    number, tmp_path, digits_dir, reference, caplog
+):
     workdir = tmp_path / "run"
     process = start(workdir, digits_dir, *LENGTH)
     wait_for(lambda: logged_step(workdir) >= 17, process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     code, _, err = finish(process)
     assert code == 75
     assert "Traceback" not in err
@@ -108,25 +83,6 @@ def test_a_terminated_process_saves_exits_75_and_resumes(tmp_path, digits_dir, r
         assert run_here(workdir, digits_dir) == 0
     assert f"resuming from step {saved}" in caplog.text
     assert_same_run(workdir, reference)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_saves_exits_75_and_resumes(
-    tmp_path, digits_dir, reference, monkeypatch
-):
-    after_step = LogHook.after_step
-
-    def interrupt(self, context, output):
-        after_step(self, context, output)
-        if output.step == 17:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LogHook, "after_step", interrupt)
-        assert run_here(tmp_path, digits_dir) == 75
-    assert max(saved_steps(tmp_path)) == 17
-    assert run_here(tmp_path, digits_dir) == 0
-    assert_same_run(tmp_path, reference)
 
 
 @pytest.mark.slow
@@ -179,3 +135,18 @@ def test_another_config_on_the_folder_is_refused_and_changes_nothing(digits_dir,
     assert train(run, digits_dir, "--config.optimizer.learning_rate=0.5") == 2
     assert re.search(r"optimizer.learning_rate: [\d.]+ there, 0.5 now", one_line(capfd))
     assert without_lock(run) == before
+
+
+@pytest.mark.slow
+def test_two_deterministic_runs_are_bit_exact(tmp_path, digits_dir):
+    """On a GPU this is what the option is for."""
+    options = ["--deterministic", "--config.train_steps=20", "--config.model.dtype=bfloat16"]
+    found = []
+    for workdir in (tmp_path / "one", tmp_path / "two"):
+        code, _, err = finish(start(workdir, digits_dir, *options))
+        assert code == 0, err
+        environment = json.loads((workdir / "env.json").read_text())
+        assert "--xla_gpu_deterministic_ops=true" in environment["xla_flags"]
+        found.append(metrics(workdir))
+    assert len(found[0]) > 20
+    assert found[0] == found[1]

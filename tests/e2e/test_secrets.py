@@ -2,13 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from processes import TINY, run_command
 
-TINY = Path(__file__).with_name("tiny.py")
 SECRETS = {
     "HF_TOKEN": "hf_abcdefghij0123456789",
     "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIK7MDENG",
@@ -24,18 +21,14 @@ def test_a_run_stores_no_secret_and_no_home_folder(digits_dir, tmp_path, monkeyp
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to={home}/dump --xla_dump_hlo_as_text=false")
 
-    def run(*arguments):
-        words = [sys.executable, "-m", "vit_jax", *map(str, arguments)]
-        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
-
     workdir = home / "runs" / "one"
-    length = ["--config.train_steps=4", "--config.optimizer.schedule.warmup_steps=1"]
-    data = "--config.data.data_dir=~/data"
-    done = run("train", f"--config={TINY}", f"--workdir={workdir}", data, *length)
+    short = ["--config.train_steps=4", "--config.optimizer.schedule.warmup_steps=1"]
+    train = ["train", f"--config={TINY}", f"--workdir={workdir}", "--config.data.data_dir=~/data"]
+    done = run_command("-m", "vit_jax", *train, *short)
     assert done.returncode == 0, done.stderr
-    made = run("report", workdir.parent)
+    made = run_command("-m", "vit_jax", "report", workdir.parent)
     assert made.returncode == 0, made.stderr
-    refused = run("eval", f"--workdir={home}/none-{SECRETS['HF_TOKEN']}")
+    refused = run_command("-m", "vit_jax", "eval", f"--workdir={home}/none-{SECRETS['HF_TOKEN']}")
     assert refused.returncode == 2
     output = done.stdout + done.stderr + made.stdout + made.stderr + refused.stderr
     stored = {path: path.read_bytes() for path in workdir.parent.rglob("*") if path.is_file()}

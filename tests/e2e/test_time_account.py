@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from processes import TIMEOUT_S, UNMIXED, finish, start, start_command
+from processes import UNMIXED, finish, start, start_command, wait_for
 
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.time_account import PARTS, read_sessions
@@ -23,12 +23,9 @@ def last_line(workdir):
 
 def kill_when(condition, workdir, digits_dir):
     """Starts the run, kills it once a condition on its last line holds; returns the start time."""
-    begin, deadline = time.time(), time.monotonic() + TIMEOUT_S
+    begin = time.time()
     process = start(workdir, digits_dir, *LENGTH, config=UNMIXED)
-    while not condition(last_line(workdir)):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for(lambda: condition(last_line(workdir)), process)
     process.kill()
     finish(process)
     return begin

@@ -29,15 +29,14 @@ def collected(logits, labels, size, names=()):
 
 def drawn(num_classes, count=101):
     rng = np.random.default_rng(num_classes)
-    labels = rng.choice(
-        num_classes, count, p=np.arange(1, num_classes + 1) * 2 / (num_classes * (num_classes + 1))
-    ).astype(np.int32)
+    frequency = np.arange(1, num_classes + 1)
+    labels = rng.choice(num_classes, count, p=frequency / frequency.sum()).astype(np.int32)
     logits = rng.normal(size=(count, num_classes)).astype(np.float32)
     logits[np.arange(count), labels] += 1
     return logits, labels
 
 
-@pytest.mark.parametrize("size", [7, 101, 128])
+@pytest.mark.parametrize("size", [7, 128])
 def test_figures_equal_those_of_scikit_learn(size):
     logits, labels = drawn(5)
     found = collected(logits, labels, size, "abcde")
@@ -64,17 +63,12 @@ def test_classes_without_examples_are_listed_and_not_in_the_mean():
     assert figures["accuracy_per_class_mean"] == pytest.approx(mean, abs=1e-12)
 
 
-@pytest.mark.parametrize("size", [7, 101])
-def test_the_area_under_the_roc_curve_of_two_classes(size):
+def test_the_area_under_the_roc_curve_of_two_classes():
     logits, labels = drawn(2)
     logits[:10] = 0  # Ties.
-    area = collected(logits, labels, size).metrics()["roc_auc"]
+    area = collected(logits, labels, 7).metrics()["roc_auc"]
     assert area == roc_auc_score(labels, logits[:, 1] - logits[:, 0])
     assert 0.6 < area < 0.95
-
-
-def test_a_single_class_has_no_roc_area():
-    logits, labels = drawn(2)
     assert "roc_auc" not in collected(logits, 0 * labels, 101).metrics()
 
 

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from flax import nnx
 
 from vit_jax.config.mesh import MeshConfig
@@ -37,13 +38,13 @@ class Table(nnx.Module):
         return self.logits[...][rows]
 
 
-def run(model: nnx.Module, batches, loss: LossConfig | None = None) -> dict[str, float]:
+def run(model: nnx.Module, batches, loss=None, totals=None) -> dict[str, float]:
     mesh = make_mesh(MeshConfig())
     graphdef, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
     step = make_eval_step(graphdef, make_loss(loss or LossConfig()))
     jitted = jit_eval_step(step, mesh, parameter_shardings(params, mesh))
-    return evaluate(jitted, params, batches, mesh, PredictionTotals())
+    return evaluate(jitted, params, batches, mesh, totals or PredictionTotals())
 
 
 def batch(images, labels, mask=None) -> dict[str, np.ndarray]:
@@ -84,33 +85,18 @@ def cut(images, labels, size, fill_image=0, fill_label=0):
         )
 
 
-def expected_figures(logits, labels):
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    log_softmax = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    best = np.argsort(-logits, axis=1)
-    return {
-        "loss": -log_softmax[np.arange(len(labels)), labels].mean(),
-        "accuracy_top1": (best[:, 0] == labels).mean(),
-        "accuracy_top5": (best[:, :5] == labels[:, None]).any(axis=1).mean(),
-        "examples": len(labels),
-    }
-
-
-@pytest.mark.parametrize("size", [1, 8, 37, 40])
+@pytest.mark.parametrize("size", [1, 8, 40])
 def test_figures_equal_numpy_for_any_batch_size(examples, size):
     images, labels, kernel, logits = examples
     found = run(Linear(kernel), cut(images, labels, size))
-    expected = expected_figures(logits, labels)
-    # 37 labels of rank 0 to 9 in turn: four of 37 are best, 20 among the best five.
-    assert expected["accuracy_top1"] == 4 / 37
-    assert expected["accuracy_top5"] == 20 / 37
     assert found["examples"] == 37
-    assert found["accuracy_top1"] == expected["accuracy_top1"]
-    assert found["accuracy_top5"] == expected["accuracy_top5"]
-    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    # 37 labels of rank 0 to 9 in turn: four of 37 are best, 20 among the best five.
+    assert (found["accuracy_top1"], found["accuracy_top5"]) == (4 / 37, 20 / 37)
+    losses = scipy.special.logsumexp(logits, axis=1) - logits[np.arange(37), labels]
+    np.testing.assert_allclose(found["loss"], losses.mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("fill_image", "fill_label"), [(255, 9), (0, -1), (128, 1000)])
+@pytest.mark.parametrize(("fill_image", "fill_label"), [(255, 9), (128, 1000)])
 def test_the_content_of_masked_rows_does_not_count(examples, fill_image, fill_label):
     images, labels, kernel, _ = examples
     found = run(Linear(kernel), cut(images, labels, 16, fill_image, fill_label))
@@ -143,38 +129,22 @@ def test_the_loss_is_the_configured_one(examples):
     np.testing.assert_allclose(found["loss"], losses.sum(axis=1).mean(), rtol=1e-5)
 
 
-def test_ties_go_to_the_lower_index():
-    table = np.zeros((3, 10))
+def test_ties_go_to_the_lower_index_and_five_ranks_count():
+    table = np.zeros((5, 10))
     table[:, [2, 6]] = 1.0
-    found = run(Table(table), [table_batch([2, 6, 0])])
-    # Class 2 is first; class 6 second; class 0 third.
-    assert found["accuracy_top1"] == 1 / 3
-    assert found["accuracy_top5"] == 1
+    found = run(Table(table), [table_batch([2, 6, 0, 3, 4])])
+    # Class 2 is first; class 6 second; class 0 third, 3 fifth and 4 sixth.
+    assert (found["accuracy_top1"], found["accuracy_top5"]) == (1 / 5, 4 / 5)
 
 
-@pytest.mark.parametrize(("rank", "right"), [(0, 1), (3, 1), (4, 1), (5, 0), (9, 0)])
-def test_top_five_includes_ranks_zero_to_four(rank, right):
-    table = -np.arange(10.0)[None]
-    found = run(Table(table), [table_batch([rank])])
-    assert found["accuracy_top5"] == right
-    assert found["accuracy_top1"] == (rank == 0)
-
-
-@pytest.mark.parametrize("num_classes", [3, 10])
-def test_nan_logits_are_never_correct(num_classes):
-    table = np.full((num_classes, num_classes), np.nan)
-    found = run(Table(table), [table_batch(range(num_classes))])
-    assert found["accuracy_top1"] == 0
-    assert found["accuracy_top5"] == 0
+def test_nan_logits_are_never_correct_and_rank_above_every_number():
+    found = run(Table(np.full((3, 3), np.nan)), [table_batch(range(3))])
+    assert found["accuracy_top1"] == found["accuracy_top5"] == 0
     assert np.isnan(found["loss"])
-
-
-def test_a_nan_logit_ranks_above_every_number():
     table = np.zeros((2, 10))
     table[:, 0] = 5.0
     table[1, 7] = np.nan
-    found = run(Table(table), [table_batch([0, 0])])
-    assert found["accuracy_top1"] == 0.5
+    assert run(Table(table), [table_batch([0, 0])])["accuracy_top1"] == 0.5
 
 
 @pytest.mark.parametrize(("num_classes", "has_top5"), [(3, False), (5, False), (6, True)])

@@ -26,9 +26,8 @@ def test_draws_equal_the_golden_ones():
     assert found == [[40, 7, 45, 52, 73], [122, 116, 5, 180, 81]]
 
 
-def test_seeds_draw_different_shots_and_every_example_is_drawn_by_some_seed():
-    drawn = [set(draw_shots(class_orders(LABELS, 5, seed), 5).tolist()) for seed in range(60)]
-    assert drawn[0] != drawn[1]
+def test_every_example_is_drawn_by_some_seed():
+    drawn = [draw_shots(class_orders(LABELS, 5, seed), 5).tolist() for seed in range(60)]
     assert set().union(*drawn) == set(range(len(LABELS)))
 
 
@@ -50,14 +49,8 @@ def test_a_fraction_of_every_class_is_held_out():
 
 
 def check(counts, needed, held_out, tested=(5, 5, 5)):
-    check_shots(
-        np.array(counts),
-        np.array(tested),
-        ("cat", "dog", "owl"),
-        needed,
-        held_out=held_out,
-        dataset="pets train",
-    )
+    names, about = ("cat", "dog", "owl"), {"held_out": held_out, "dataset": "pets train"}
+    check_shots(np.array(counts), np.array(tested), names, needed, **about)
 
 
 def test_the_error_names_the_class_with_too_few_examples():

@@ -1,18 +1,11 @@
-import jax
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
 from vit_jax.evaluation.linear_probe import probe_accuracies, train_by_gradient, train_by_lbfgs
 
+pytestmark = pytest.mark.usefixtures("optax_promotes")
 STRENGTHS = [0.001, 0.1]
-
-
-@pytest.fixture(autouse=True)
-def _optax_promotes():
-    """optax.adam raises a float to an int power, which strict promotion forbids."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from e2e.test_damage import flip_a_value
 from eight_devices import run_on_eight
+from processes import TINY
+from short_runs import read_item
 
+from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import DamagedError
 from vit_jax.parallel.mesh import make_mesh
@@ -44,42 +46,17 @@ FIRST, SECOND, THIRD = 2, 4, 6
 
 def config(data_dir: str, mesh: dict[str, Any] | None = None, **model: Any) -> Config:
     """A run with everything whose state must survive: momentum, EMA, dropout, mixing."""
-    return Config.from_mapping(
-        {
-            "seed": 3,
-            "model": {
-                "name": "ViT-Ti/4",
-                "width": 16,
-                "depth": 2,
-                "mlp_dim": 32,
-                "num_heads": 4,
-                "dropout": 0.1,
-                "stochastic_depth": 0.1,
-                **model,
-            },
-            "data": {
-                "name": "digits",
-                "data_dir": data_dir,
-                "image_size": 8,
-                "global_batch_size": 32,
-                "num_threads": 1,
-                "augment": {"crop": "pad", "pad_pixels": 1},
-            },
-            "mixing": {"mixup_alpha": 0.2, "cutmix_alpha": 0.2},
-            "optimizer": {
-                "name": "sgd",
-                "learning_rate": 0.05,
-                "weight_decay": 0.01,
-                "clip_global_norm": 1.0,
-            },
-            "accumulation_steps": 2,
-            "ema_decay": 0.9,
-            "train_steps": STEPS,
-            "checkpoint": {"interval_steps": 2, "keep_last": 5},
-            "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
-            "mesh": mesh or {},
-        }
-    )
+    sections = {"mesh": mesh or {}, "model": {"depth": 2, "num_heads": 4, **model}}
+    overrides = [
+        f"{s}.{key}={value}" for s, keys in sections.items() for key, value in keys.items()
+    ]
+    overrides += [
+        f"data.data_dir={data_dir}", "data.num_threads=1", "mixing.cutmix_alpha=0.2",
+        "optimizer.name=sgd", "optimizer.learning_rate=0.05", "optimizer.weight_decay=0.01",
+        "optimizer.schedule.warmup_steps=0", "accumulation_steps=2", f"train_steps={STEPS}",
+        "evaluation.splits={}", "checkpoint.interval_steps=2", "checkpoint.keep_last=5",
+    ]  # fmt: skip
+    return load_config(str(TINY), overrides)
 
 
 def go_on(source: Path, step: int, run: Config, workdir: Path) -> None:
@@ -99,8 +76,8 @@ def write_again(source: Path, run: Config, target: Path) -> None:
     with CheckpointFolder(source / "checkpoints", run.checkpoint, read_only=True) as folder:
         wanted = {"params": abstract.params, "optimizer": abstract.opt_state, "ema": abstract.ema}
         found = folder.restore(wanted, FIRST)
-    for tree, shapes in zip(found.arrays.values(), wanted.values(), strict=True):
-        jax.tree.map(lambda a, s: _check(a.sharding == s.sharding), tree, shapes)
+    places, expected = (jax.tree.map(lambda a: a.sharding, t) for t in (found.arrays, wanted))
+    assert places == expected
     state = TrainState(
         np.int32(FIRST), found.arrays["params"], found.arrays["optimizer"], found.arrays["ema"]
     )
@@ -108,19 +85,11 @@ def write_again(source: Path, run: Config, target: Path) -> None:
         folder.save(FIRST, state, data=found.data, config=found.config)
 
 
-def _check(condition: bool) -> None:
-    assert condition
-
-
 def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """What is in a checkpoint, by name, whole and on the host, without this project's help."""
     found = {}
     for item in ("params", "optimizer", "ema"):
-        path = workdir / "checkpoints" / str(step) / item
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            names = checkpointer.metadata(path).item_metadata.tree
-            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
-            tree = checkpointer.restore(path, restore_args=on_host)
+        tree = read_item(workdir / "checkpoints" / str(step) / item)
         for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
             found[item + jax.tree_util.keystr(keys)] = leaf
     return found

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import pytest
-from eight_devices import collectives, run_on_eight, shapes
+from eight_devices import collectives, run_on_eight, shapes, small_program
 
 pytestmark = [pytest.mark.multidevice, pytest.mark.slow]
 
@@ -25,13 +25,7 @@ MESHES = {
 STEPS, SIDE = 5, 8
 PALLAS = {"attention_implementation": "pallas"}
 VIT = "ViT-Mini/4"
-FAMILIES = [
-    VIT,
-    pytest.param("R+ViT-Mini/4", marks=pytest.mark.slow),
-    pytest.param("BiT-R-Mini", marks=pytest.mark.slow),
-]
-
-
+FAMILIES = [VIT, "R+ViT-Mini/4", "BiT-R-Mini"]
 # Instructions of each kind in the compiled step of the ViT: what is inside the loop over its blocks
 # counts once. Of fsdp's gathers, four are in the forward and four in the backward loop.
 GOLDEN_JAX = "0.10.2"
@@ -91,16 +85,16 @@ def test_each_device_creates_only_its_shard(found_of, name):
         assert whole * least < part < whole * most, mesh
 
 
+def assert_only_mixup_partners_move(rows):
+    """An image is mixed with its neighbour, which for one a device lies on the next device."""
+    assert shapes(rows, "collective-permute") == [[1, 16], [1, SIDE, SIDE, 3]]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_on_a_data_mesh_nothing_is_gathered(found_of, name):
     rows = found_of(name)["data"]["collectives"]
     assert {row["kind"] for row in rows} <= {"all-reduce", "collective-permute"}
     assert_only_mixup_partners_move(rows)
-
-
-def assert_only_mixup_partners_move(rows):
-    """An image is mixed with its neighbour, which for one a device lies on the next device."""
-    assert shapes(rows, "collective-permute") == [[1, 16], [1, SIDE, SIDE, 3]]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -166,11 +160,7 @@ def test_the_step_has_the_golden_number_of_collectives(found_of, mesh):
 
 
 def main() -> None:
-    import jax
     import numpy as np
-
-    from vit_jax.config.mesh import MeshConfig
-    from vit_jax.parallel.mesh import make_mesh
 
     kernel = sys.argv[1] == "pallas"
     name = VIT if kernel else sys.argv[1]
@@ -183,13 +173,9 @@ def main() -> None:
         }
         for _ in range(STEPS)
     ]
-    meshes = {"one": make_mesh(MeshConfig(), jax.devices()[:1])}
-    chosen = ("fsdp", "mixed") if kernel else MESHES
-    meshes |= {key: make_mesh(MeshConfig(**MESHES[key])) for key in chosen}
+    meshes = {"one": {}} | {key: MESHES[key] for key in (("fsdp", "mixed") if kernel else MESHES)}
     runs = {
-        key: train_on(
-            name, MESHES.get(key, {}), mesh, batches, PALLAS if kernel and key != "one" else {}
-        )
+        key: train_on(name, mesh, batches, PALLAS if kernel and key != "one" else {})
         for key, mesh in meshes.items()
     }
     found: dict[str, Any] = {key: figures for key, (figures, _, _) in runs.items()}
@@ -202,32 +188,28 @@ def main() -> None:
 
 
 def train_on(
-    name: str, mesh_section: dict[str, Any], mesh: Any, batches: list[Any], options: dict[str, Any]
+    name: str, mesh: dict[str, Any], batches: list[Any], options: dict[str, Any]
 ) -> tuple[dict[str, Any], Any, Any]:
     """Returns figures of a run, its first and its last parameters."""
     import jax
 
-    from vit_jax.config.run import Config
     from vit_jax.parallel.mesh import to_devices
     from vit_jax.parallel.slices import slice_of_devices
     from vit_jax.plan.hlo import parse
     from vit_jax.plan.traffic import find_collectives
-    from vit_jax.train.program import build_program
 
     vit = {"dropout": 0.1, "stochastic_depth": 0.1} if "ViT" in name else {}
-    config = Config.from_mapping(
-        {
-            "model": {"name": name, **vit, **options},
-            "data": {"name": "none", "image_size": SIDE, "global_batch_size": 16},
-            "optimizer": {"name": "sgd", "learning_rate": 0.05, "clip_global_norm": 1.0},
-            "mixing": {"mixup_alpha": 0.2},
-            "ema_decay": 0.9,
-            "train_steps": 2 * STEPS,
-            "mesh": mesh_section,
-        }
+    program = small_program(
+        mesh,
+        num_classes=16,
+        model={"name": name, **vit, **options},
+        data={"image_size": SIDE},
+        optimizer={"name": "sgd", "learning_rate": 0.05, "clip_global_norm": 1.0},
+        mixing={"mixup_alpha": 0.2},
+        ema_decay=0.9,
+        train_steps=2 * STEPS,
     )
-    program = build_program(config, mesh, num_classes=16, num_examples=100)
-    step_fn, state = program.lower().compile(), program.init()
+    step_fn, state, devices = program.compiled, program.init(), program.mesh.devices
     first = jax.device_get(state.params)
     held = collections.Counter()
     for leaf in jax.tree.leaves(state):
@@ -235,7 +217,7 @@ def train_on(
             held[shard.device] += shard.data.nbytes
     losses = []
     for batch in batches:
-        state, metrics = step_fn(state, to_devices(batch, mesh))
+        state, metrics = step_fn(state, to_devices(batch, program.mesh))
         losses.append(metrics["train/loss"].item())
     figures = {
         "losses": losses,
@@ -246,8 +228,8 @@ def train_on(
             {"kind": one.kind, "between": one.between}
             for one in find_collectives(
                 parse(step_fn.as_text() or ""),
-                mesh.size,
-                slice_of_devices(list(mesh.devices.flat), config.mesh.slices),
+                devices.size,
+                slice_of_devices(list(devices.flat), program.config.mesh.slices),
             )
         ],
     }

@@ -26,6 +26,14 @@ SMALL_QUICKSTART = [
     "--config.checkpoint.interval_epochs=none", "--config.checkpoint.interval_steps=6",
 ]  # fmt: skip
 LONGER = ["--config.train_steps=40", "--config.evaluation.interval_steps=20"]
+FEWSHOT = [
+    "--config.train_steps=6", "--config.optimizer.schedule.warmup_steps=2",
+    "--config.evaluation.splits.test=test", "--config.fewshot.datasets.numbers.name=digits",
+    "--config.fewshot.datasets.numbers.crop=resize", "--config.fewshot.shots=(1,5)",
+    "--config.fewshot.interval_steps=3", "--config.fewshot.batch_size=50",
+    "--config.fewshot.datasets.larger.name=digits",
+    "--config.fewshot.datasets.larger.image_size=12",
+]  # fmt: skip
 NOTED = {"RECORD_STATES": "1"}
 # Every parameter is cut over both processes, in two slices.
 CUT = [*SHORT, "--config.mesh.data=1", "--config.mesh.fsdp=2", "--config.mesh.slices=2"]
@@ -39,11 +47,6 @@ def figures(workdir):
     return {(row["step"], k): v for row in rows for k, v in row.items() if k in counted}
 
 
-def wait_for_step(run, step):
-    path = run.workdir / "metrics.jsonl"
-    run.wait_for(lambda: any(r["step"] >= step for r in read_metrics(path)))
-
-
 def assert_same_run(run, one, steps):
     ours, theirs = figures(run.workdir), figures(one.workdir)
     assert ours.keys() == theirs.keys()
@@ -55,18 +58,15 @@ def assert_same_run(run, one, steps):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, digits_dir):
     """One process with two devices."""
-    run = Run(tmp_path_factory.mktemp("one"), TINY, digits_dir, *SHORT, count=1, devices=2)
-    assert run.codes() == [0], run.printed(0)
-    return run
+    folder = tmp_path_factory.mktemp("one")
+    return Run(folder, TINY, digits_dir, *SHORT, count=1, devices=2).succeeds()
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, digits_dir):
     """Two processes with a device each, two slices, every parameter cut over both."""
     folder = tmp_path_factory.mktemp("two")
-    run = Run(folder, TINY, digits_dir, *CUT, count=2, devices=1, extra=NOTED)
-    assert run.codes() == [0, 0], run.printed(0) + run.printed(1)
-    return run
+    return Run(folder, TINY, digits_dir, *CUT, count=2, extra=NOTED).succeeds()
 
 
 def test_two_processes_train_like_one_process_with_two_devices(two, one):
@@ -91,8 +91,7 @@ def test_one_host_resumes_a_run_of_two_hosts(tmp_path, digits_dir, two):
     shutil.copytree(two.workdir, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "30")
-    alone = Run(tmp_path, TINY, digits_dir, *SHORT, count=1, devices=1, extra=NOTED)
-    assert alone.codes() == [0], alone.printed(0)
+    alone = Run(tmp_path, TINY, digits_dir, *SHORT, count=1, extra=NOTED).succeeds()
     assert "resuming from step 20" in alone.printed(0)
     # Parameters, moments and average are bit for bit what the two had on their devices.
     there, here = two.states(0), alone.states(0)
@@ -114,8 +113,7 @@ def test_two_processes_go_back_from_a_damaged_checkpoint_together(tmp_path, digi
     steps = shutil.copytree(two.workdir, tmp_path / "run") / "checkpoints"
     (tmp_path / "run" / "result.json").unlink()
     flip_a_value(steps / "30", "params")
-    again = Run(tmp_path, TINY, digits_dir, *CUT, count=2, devices=1, extra=NOTED)
-    assert again.codes() == [0, 0], again.printed(0) + again.printed(1)
+    again = Run(tmp_path, TINY, digits_dir, *CUT, count=2, extra=NOTED).succeeds()
     assert "checkpoints/30 is damaged: array 'params/" in again.printed(0)
     assert "going back to step 20" in again.printed(0)
     assert (steps / "damaged-30").is_dir()
@@ -123,21 +121,8 @@ def test_two_processes_go_back_from_a_damaged_checkpoint_together(tmp_path, digi
     assert again.states(0)["saved", 30] == two.states(0)["saved", 30]
 
 
-def test_processes_with_different_configs_do_not_start(tmp_path, digits_dir):
-    own = {1: ["--config.optimizer.learning_rate=0.5", "--config.data.num_threads=1"]}
-    run = Run(tmp_path, TINY, digits_dir, count=2, devices=1, own=own)
-    assert run.codes() == [2, 2]
-    for process in (0, 1):
-        (line,) = run.printed(process).splitlines()
-        assert line == (
-            "error: process 1 has another config (optimizer.learning_rate: 0.5 there, 0.001 on "
-            "process 0); expected the same on all hosts; start the same command on every host"
-        )
-    assert not run.workdir.exists()
-
-
 def test_processes_that_never_connect_end_with_an_error(tmp_path, digits_dir):
-    run = Run(tmp_path, TINY, digits_dir, "--start_timeout_s=20", count=2, devices=1, expected=4)
+    run = Run(tmp_path, TINY, digits_dir, "--start_timeout_s=20", count=2, expected=4)
     assert run.codes() == [76, 76]
     for process in (0, 1):
         (line,) = run.printed(process).splitlines()
@@ -147,7 +132,7 @@ def test_processes_that_never_connect_end_with_an_error(tmp_path, digits_dir):
 
 def test_a_process_that_is_late_at_a_save_is_named(tmp_path, digits_dir):
     stuck = {"STUCK_AT_SAVE": "1"}
-    run = Run(tmp_path, TINY, digits_dir, *SHORT, count=2, devices=1, extra=stuck)
+    run = Run(tmp_path, TINY, digits_dir, *SHORT, count=2, extra=stuck)
     assert run.codes() == [76, 76]
     for process in (0, 1):
         line = run.printed(process).splitlines()[-1]
@@ -157,11 +142,9 @@ def test_a_process_that_is_late_at_a_save_is_named(tmp_path, digits_dir):
 
 
 def test_four_processes_train_the_quickstart_like_one_process(tmp_path, digits_dir):
-    whole = Run(tmp_path / "1", QUICKSTART, digits_dir, *SMALL_QUICKSTART, count=1, devices=1)
-    assert whole.codes() == [0], whole.printed(0)
+    whole = Run(tmp_path / "1", QUICKSTART, digits_dir, *SMALL_QUICKSTART, count=1).succeeds()
     sharded = [*SMALL_QUICKSTART, "--config.mesh.fsdp=2"]
-    run = Run(tmp_path / "4", QUICKSTART, digits_dir, *sharded, count=4, devices=1)
-    assert run.codes() == [0] * 4, [run.printed(i) for i in range(4)]
+    run = Run(tmp_path / "4", QUICKSTART, digits_dir, *sharded, count=4).succeeds()
     assert_same_run(run, whole, steps=12)
     assert run.rows() == whole.rows()
     assert [len(rows) for rows in run.rows()] == [128] * 12
@@ -169,15 +152,13 @@ def test_four_processes_train_the_quickstart_like_one_process(tmp_path, digits_d
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, digits_dir):
-    run = Run(tmp_path_factory.mktemp("two"), TINY, digits_dir, *LONGER, count=2, devices=1)
-    assert run.codes() == [0, 0], run.printed(0) + run.printed(1)
-    return run
+    return Run(tmp_path_factory.mktemp("two"), TINY, digits_dir, *LONGER, count=2).succeeds()
 
 
 def test_a_killed_process_is_named_and_the_same_command_continues(
     tmp_path, digits_dir, undisturbed
 ):
-    run = Run(tmp_path, TINY, digits_dir, *LONGER, "--peer_timeout_s=6", count=2, devices=1)
+    run = Run(tmp_path, TINY, digits_dir, *LONGER, "--peer_timeout_s=6", count=2)
     run.wait_for(lambda: run.saved())  # Of step 10; it is written while training continues.
     run.processes[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
@@ -191,31 +172,18 @@ def test_a_killed_process_is_named_and_the_same_command_continues(
     assert "Traceback" not in run.printed(0)
     saved = run.saved()[-1]
     assert saved >= 10
-    again = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, devices=1)
-    assert again.codes() == [0, 0], again.printed(0) + again.printed(1)
+    again = Run(tmp_path, TINY, digits_dir, *LONGER, count=2).succeeds()
     assert f"resuming from step {saved}" in again.printed(0)
     assert figures(again.workdir) == figures(undisturbed.workdir)
-
-
-def test_when_process_0_is_killed_the_others_name_it(tmp_path, digits_dir):
-    """The coordination service is gone, and JAX aborts the others; the abort is delayed."""
-    run = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, devices=1)
-    wait_for_step(run, 2)
-    run.processes[0].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    assert run.codes() == [-signal.SIGKILL, 76]
-    assert time.monotonic() - killed < 10
-    (line,) = [row for row in run.printed(1).splitlines() if row.startswith("error: ")]
-    assert line.startswith("error: process 0 (")
-    assert "was killed or crashed; expected all processes to run;" in line
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_process_stops_all_at_one_step(number, tmp_path, digits_dir, undisturbed):
     # JAX looks for the signal once a second, in which a tiny model would be trained to its end.
     slow = {"SECONDS_PER_STEP": "0.1"}
-    run = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, devices=1, extra=slow)
-    wait_for_step(run, 5)
+    run = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, extra=slow)
+    metrics = run.workdir / "metrics.jsonl"
+    run.wait_for(lambda: any(row["step"] >= 5 for row in read_metrics(metrics)))
     run.processes[1].send_signal(number)
     assert run.codes() == [75, 75], run.printed(0) + run.printed(1)
     saved = run.saved()[-1]
@@ -223,19 +191,22 @@ def test_a_signal_to_one_process_stops_all_at_one_step(number, tmp_path, digits_
     assert 5 <= saved < 40
     trained = [len((tmp_path / f"rows{i}.jsonl").read_text().splitlines()) for i in (0, 1)]
     assert trained == [saved, saved]
-    again = Run(tmp_path, TINY, digits_dir, *LONGER, count=2, devices=1)
-    assert again.codes() == [0, 0], again.printed(0) + again.printed(1)
+    again = Run(tmp_path, TINY, digits_dir, *LONGER, count=2).succeeds()
     assert f"resuming from step {saved}" in again.printed(0)
     assert figures(again.workdir) == figures(undisturbed.workdir)
 
 
-def test_an_error_of_one_process_ends_all_with_its_line(tmp_path, digits_dir):
-    (tmp_path / "nothing").mkdir()
-    own = {1: [f"--config.data.data_dir={tmp_path / 'nothing' / 'file' / 'below'}"]}
-    (tmp_path / "nothing" / "file").write_text("")
-    run = Run(tmp_path, TINY, digits_dir, count=2, devices=1, own=own)
-    assert run.codes() == [2, 2]
-    own_line = run.printed(1).splitlines()[-1].removeprefix("error: ")
-    line = run.printed(0).splitlines()[-1]
-    assert line.startswith("error: process 1 (")
-    assert line.endswith(f"stopped: {own_line}")
+def test_few_shot_evaluation_by_two_processes_finds_what_one_finds(tmp_path, digits_dir):
+    results = []
+    for count in (1, 2):
+        run = Run(
+            tmp_path / str(count), TINY, digits_dir, *FEWSHOT, count=count, devices=2 // count
+        ).succeeds()
+        results.append(json.loads((run.workdir / "result.json").read_text()))
+    one, two = results
+    names = [name for name in one if name.startswith("fewshot/")]
+    assert sum(name.endswith("/accuracy_top1") for name in names) == 2 * 2
+    for name in names:
+        # Sums over devices are rounded otherwise: an example more or less, of 360.
+        slack = 2 / 360 if "accuracy" in name else 0
+        assert two[name] == pytest.approx(one[name], abs=slack), name

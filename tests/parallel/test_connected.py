@@ -76,8 +76,8 @@ def test_every_process_gets_the_values_of_all_in_order(run):
     assert ended(processes) == ([0, 0, 0], [[], [], []])
     expected = [f'[[0, "{n}"], [1, "{n}"], [2, "{n}"]]' for n in ("first", "second", "first")]
     for process in processes:
-        # Process 0 has printed a table of devices before.
         assert process.printed()[0].splitlines()[-4:] == [*expected, "7"]
+    assert "3 processes, 3 devices (started by flags)" in processes[0].printed()[0]
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,8 @@ def test_an_error_ends_all_processes_with_one_line(run, case, code, line):
     assert codes == [code, code]
     assert len(lines[0]) == 1
     assert lines[0][0].startswith(line.format(host=os.uname().nodename))
-    if case in ("config", "late"):
-        assert lines[1] == lines[0]
-    else:  # Its own line names no process.
-        assert lines[1][-1] == lines[0][0].replace(
-            f"process 1 ({os.uname().nodename}) stopped: ", ""
-        )
+    # The line of the process with the error does not name it.
+    assert lines[1][-1] == lines[0][0].replace(f"process 1 ({os.uname().nodename}) stopped: ", "")
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])

@@ -1,13 +1,11 @@
 """Which devices are in use, and which lie idle."""
 
-import io
 import os
 
 import pytest
-from rich.console import Console
 
 from vit_jax.errors import ConfigError
-from vit_jax.parallel.devices import check_devices, local_devices, print_devices
+from vit_jax.parallel.devices import check_devices, local_devices
 
 
 def row(host="a", platform="gpu", count=4, allocated=None, node=None):
@@ -56,13 +54,3 @@ def test_gpus_may_be_idle_if_the_cpu_is_requested(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert os.environ["JAX_PLATFORMS"] == "cpu"
     assert local_devices(None)["allocated"] is None
-
-
-def test_the_table_has_hosts_and_devices():
-    console = Console(file=io.StringIO(), width=100)
-    print_devices([row("left", count=2), row("right", count=12)], "slurm", console)
-    shown = console.file.getvalue()
-    assert "2 processes, 14 devices (started by slurm)" in shown
-    assert "0 1 2 3 4 5 6 7 and 4 more" in shown
-    lines = [line.split() for line in shown.splitlines()]
-    assert ["│", "1", "│", "right", "│", "7", "│", "12", "│"] in [line[:9] for line in lines]

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 import pytest
+from fake_devices import mesh_of
 from flax import nnx
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.models.registry import build_model, family_of, is_small, list_models, model_options
 from vit_jax.named_tree import leaf_names
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import PRESETS, parameter_shardings, sharding_rules
 
 GOLDEN = Path(__file__).resolve().with_name("golden_shardings.json")
@@ -39,15 +39,13 @@ def shardings_of(name: str) -> dict[str, dict[str, tuple[tuple[int, ...], Any]]]
     params = jax.eval_shape(init)
     found = {}
     for preset in PRESETS:
-        config = MeshConfig(**AXES, tensor=2 if preset == "fsdp_tensor" else 1, preset=preset)
-        devices = config.data * config.fsdp * config.tensor
-        mesh = make_mesh(config, jax.devices()[:1] * devices)
-        rules = sharding_rules(config, params, mesh)
+        sizes = {**AXES, "tensor": 2 if preset == "fsdp_tensor" else 1, "preset": preset}
+        mesh = mesh_of(8 * sizes["tensor"], **sizes)
+        rules = sharding_rules(MeshConfig(**sizes), params, mesh)
         shardings = jax.tree.leaves(parameter_shardings(params, mesh, rules))
         shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
-        found[preset] = dict(
-            zip(leaf_names(params), zip(shapes, shardings, strict=True), strict=True)
-        )
+        both = zip(shapes, shardings, strict=True)
+        found[preset] = dict(zip(leaf_names(params), both, strict=True))
     return found
 
 
@@ -63,14 +61,25 @@ def cut(parameters: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, str]:
     }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[FAMILIES, pytest.param(None, marks=pytest.mark.slow)],
-    ids=["families", "every_model"],
-)
+def described(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of the golden file."""
+    return {
+        "specs": {
+            name: {preset: cut(parameters) for preset, parameters in found[name].items()}
+            for name in FAMILIES
+        },
+        "values_per_device": {
+            name: {preset: values_per_device(parameters) for preset, parameters in presets.items()}
+            for name, presets in found.items()
+        },
+    }
+
+
+@pytest.fixture(scope="module", params=["families", pytest.param("all", marks=pytest.mark.slow)])
 def found(request):
     """Shardings of a model of each family; with the slow tests, of every model."""
-    return {name: shardings_of(name) for name in request.param or list_models()}
+    names = FAMILIES if request.param == "families" else list_models()
+    return {name: shardings_of(name) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -84,25 +93,17 @@ def test_the_golden_file_has_exactly_the_registered_models(golden):
 
 
 def test_models_have_their_golden_shardings(found, golden):
-    values = {
-        name: {preset: values_per_device(parameters) for preset, parameters in presets.items()}
-        for name, presets in found.items()
-    }
-    assert values == {name: golden["values_per_device"][name] for name in found}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_parameters_of_a_family_have_their_golden_shardings(found, golden, name):
-    specs = {preset: cut(parameters) for preset, parameters in found[name].items()}
-    assert specs == golden["specs"][name]
+    have = described(found)
+    assert have["specs"] == golden["specs"]
+    assert have["values_per_device"] == {name: golden["values_per_device"][name] for name in found}
 
 
 def test_only_kernels_are_sharded_over_fsdp_and_all_that_divide_are(found):
     """Only models for 32-pixel images have kernels that fsdp does not divide."""
     for name, presets in found.items():
-        sizes = {n: math.prod(shape) for n, (shape, _) in presets["replicated"].items()}
-        assert values_per_device(presets["replicated"]) == sum(sizes.values())
         shapes = {n: shape for n, (shape, _) in presets["replicated"].items()}
+        sizes = {n: math.prod(shape) for n, shape in shapes.items()}
+        assert values_per_device(presets["replicated"]) == sum(sizes.values())
         kernels = [n for n in sizes if n.endswith(("/kernel", "/token_embedding"))]
         uneven = [n for n in kernels if all(d % AXES["fsdp"] for d in shapes[n])]
         assert not uneven or is_small(name), (name, uneven)
@@ -113,17 +114,7 @@ def test_only_kernels_are_sharded_over_fsdp_and_all_that_divide_are(found):
 
 
 def main() -> None:
-    found = {name: shardings_of(name) for name in list_models()}
-    golden = {
-        "specs": {
-            name: {preset: cut(parameters) for preset, parameters in found[name].items()}
-            for name in FAMILIES
-        },
-        "values_per_device": {
-            name: {preset: values_per_device(parameters) for preset, parameters in presets.items()}
-            for name, presets in found.items()
-        },
-    }
+    golden = described({name: shardings_of(name) for name in list_models()})
     GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
 
 

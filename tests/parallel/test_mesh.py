@@ -1,8 +1,8 @@
 import types
 
-import jax
 import numpy as np
 import pytest
+from fake_devices import mesh_of
 from jax.sharding import PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig
@@ -11,20 +11,12 @@ from vit_jax.parallel import mesh as mesh_module
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size, host_rows, make_mesh, to_devices
 
 
-def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:
-    """A mesh over one real device, listed several times: good for shapes and messages."""
-    return make_mesh(MeshConfig(**sizes), jax.devices()[:1] * devices)
-
-
 @pytest.mark.parametrize(
     ("devices", "sizes", "expected"),
     [
         (1, {}, (1, 1, 1)),
-        (8, {}, (8, 1, 1)),
-        (8, {"fsdp": 2}, (4, 2, 1)),
         (8, {"fsdp": 2, "tensor": 2}, (2, 2, 2)),
         (8, {"data": 1, "fsdp": -1}, (1, 8, 1)),
-        (8, {"data": 2, "fsdp": 1, "tensor": -1}, (2, 1, 4)),
         (8, {"data": 4, "fsdp": 2, "tensor": 1}, (4, 2, 1)),
         (6, {"tensor": 3}, (2, 1, 3)),
     ],
@@ -39,10 +31,8 @@ def test_an_axis_of_minus_one_gets_the_remaining_devices(devices, sizes, expecte
     ("devices", "sizes", "shown"),
     [
         (1, {"fsdp": 2}, "data=-1, fsdp=2, tensor=1"),
-        (8, {"fsdp": 3}, "data=-1, fsdp=3, tensor=1"),
         (8, {"data": 2, "fsdp": 2}, "data=2, fsdp=2, tensor=1"),
         (8, {"data": 16}, "data=16, fsdp=1, tensor=1"),
-        (4, {"data": 1, "fsdp": -1, "tensor": 8}, "data=1, fsdp=-1, tensor=8"),
     ],
 )
 def test_sizes_that_do_not_match_the_number_of_devices_are_an_error(devices, sizes, shown):
@@ -50,10 +40,6 @@ def test_sizes_that_do_not_match_the_number_of_devices_are_an_error(devices, siz
         mesh_of(devices, **sizes)
     assert caught.value.got == f"mesh {shown} on {devices} devices"
     assert caught.value.expected == f"sizes whose product is {devices}"
-
-
-def test_all_devices_are_used_by_default():
-    assert make_mesh(MeshConfig()).size == jax.device_count()
 
 
 def test_batches_are_sharded_over_data_and_fsdp_but_not_tensor():
@@ -76,12 +62,9 @@ def test_a_batch_that_divides_evenly_is_accepted(sizes, batch, parts):
         ({}, 20, 1, "is 20 on 8 devices; expected a multiple of 8; use 16 or 24"),
         ({}, 3, 1, "is 3 on 8 devices; expected a multiple of 8; use 8"),
         ({"fsdp": 2, "tensor": 2}, 6, 1, "is 6 on 4 devices; expected a multiple of 4; use 4 or 8"),
-        (
-            {}, 24, 2,
-            "is 24 on 8 devices in 2 microbatches; expected a multiple of 16; use 16 or 32",
-        ),
+        ({}, 8, 2, "is 8 on 8 devices in 2 microbatches; expected a multiple of 16; use 16"),
     ],
-)  # fmt: skip
+)
 def test_a_batch_that_does_not_divide_is_an_error_with_sizes_that_do(sizes, batch, parts, message):
     with pytest.raises(ConfigError) as caught:
         check_batch_size(mesh_of(8, **sizes), batch, "evaluation.batch_size", parts)
@@ -105,15 +88,10 @@ def test_one_host_holds_all_rows():
     ],
 )
 def test_a_host_loads_the_rows_of_its_devices(monkeypatch, slices, expected):
-    fake_devices(monkeypatch, slices)
-    assert host_rows(make_mesh(MeshConfig()), 32) == expected
-
-
-def fake_devices(monkeypatch, slices):
-    """Lets this host's devices hold these rows."""
     index_map = {i: (slice(*pair),) for i, pair in enumerate(slices)}
     sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: index_map)
     monkeypatch.setattr(mesh_module, "batch_sharding", lambda mesh: sharding)
+    assert host_rows(make_mesh(MeshConfig()), 32) == expected
 
 
 def test_a_batch_is_not_changed_by_sharding():

@@ -1,5 +1,7 @@
 """What processes compare before they start, and what a late one is called."""
 
+import socket
+
 import jax
 import pytest
 
@@ -90,8 +92,6 @@ def test_orbax_uses_barriers_with_names_and_time_limits(monkeypatch):
 
 
 def test_a_port_in_use_is_an_error():
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on port {port} of this host"):

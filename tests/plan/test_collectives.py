@@ -12,6 +12,8 @@ from vit_jax.plan.traffic import (
     sum_collectives,
 )
 
+(ALL_REDUCE,) = [line for line in LOOP.splitlines() if " all-reduce(" in line]
+
 
 def test_a_collective_in_a_loop_counts_every_iteration():
     (one,) = find_collectives(parse(LOOP), 16)
@@ -38,20 +40,15 @@ def test_a_collective_in_a_loop_counts_every_iteration():
     ],
 )  # fmt: skip
 def test_bytes_of_each_kind_of_collective(line, size, received):
-    lines = [
-        f"  %whole = bf16[512,256]{{1,0}} {line}" if " all-reduce(" in found else found
-        for found in LOOP.splitlines()
-    ]
-    (one,) = find_collectives(parse("\n".join(lines)), 16)
+    text = LOOP.replace(ALL_REDUCE, f"  %whole = bf16[512,256]{{1,0}} {line}")
+    (one,) = find_collectives(parse(text), 16)
     assert (one.bytes, one.received) == (24 * size, pytest.approx(24 * received))
 
 
 def test_parts_of_a_collective_with_one_channel_count_once():
-    pieces = [
-        line.replace("%whole =", "%piece =") + "\n" + line if " all-reduce(" in line else line
-        for line in LOOP.splitlines()
-    ]
-    assert len(find_collectives(parse("\n".join(pieces)), 16)) == 1
+    piece = ALL_REDUCE.replace("%whole =", "%piece =")
+    text = LOOP.replace(ALL_REDUCE, f"{piece}\n{ALL_REDUCE}")
+    assert len(find_collectives(parse(text), 16)) == 1
 
 
 def test_collectives_of_a_single_device_do_not_count():
@@ -160,9 +157,7 @@ RECV = (
 def test_the_tpu_compiler_sends_and_receives_between_slices(kind, target, group, received):
     """After reducing inside a slice, each device exchanges its part with the other slices."""
     recv = RECV.replace("TARGET", target).replace("KIND", kind)
-    text = "\n".join(
-        f"{line}\n{recv}" if " all-reduce(" in line else line for line in LOOP.splitlines()
-    )
+    text = LOOP.replace(ALL_REDUCE, f"{ALL_REDUCE}\n{recv}")
     slices = [device // 8 for device in range(16)]
     found = find_collectives(parse(text), 16, slices)
     (inside,) = [one for one in found if not one.between]
@@ -182,18 +177,13 @@ def test_a_fused_reduce_scatter_of_the_tpu_compiler_is_one():
     assert one.received == pytest.approx(24 * LAYER * 7 / 8)
 
 
-def test_sums_are_sorted_by_received_bytes():
+def test_sums_keep_kinds_and_collectives_between_slices_apart():
     small = Collectives("all-gather", 4, "forward", 2, 200)
-    large = Collectives("all-reduce", 4, "backward", 1, 1000)
-    sums = sum_collectives([small, large, small])
-    assert [(s.kind, s.count, s.bytes, s.received) for s in sums] == [
-        ("all-reduce", 1, 1000, 1500.0),
-        ("all-gather", 4, 400, 300.0),
-    ]
-
-
-def test_sums_keep_collectives_between_slices_apart():
     inside = Collectives("all-reduce", 4, "backward", 1, 1000)
     across = Collectives("all-reduce", 4, "backward", 1, 1000, 500.0)
-    sums = sum_collectives([inside, across, across])
-    assert [(s.count, s.between) for s in sums] == [(2, 1000.0), (1, 0.0)]
+    sums = sum_collectives([small, inside, across, small, across])
+    assert [(s.kind, s.count, s.bytes, s.received, s.between) for s in sums] == [
+        ("all-reduce", 2, 2000, 3000.0, 1000.0),
+        ("all-reduce", 1, 1000, 1500.0, 0.0),
+        ("all-gather", 4, 400, 300.0, 0.0),
+    ]

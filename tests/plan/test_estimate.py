@@ -16,16 +16,10 @@ WIDTH, DEPTH, MLP, BATCH, TOKENS = 32, 3, 64, 8, 5
 
 
 def config(**changes):
-    model = {
-        "name": "ViT-Ti/4",
-        "width": WIDTH,
-        "depth": DEPTH,
-        "mlp_dim": MLP,
-        "num_heads": 2,
-    } | changes
+    sizes = {"width": WIDTH, "depth": DEPTH, "mlp_dim": MLP, "num_heads": 2}
     return Config.from_mapping(
         {
-            "model": model,
+            "model": {"name": "ViT-Ti/4", **sizes, **changes},
             "data": {"name": "digits", "image_size": 8, "global_batch_size": BATCH},
             "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1},
             "train_epochs": 4.0,

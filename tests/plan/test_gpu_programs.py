@@ -5,7 +5,6 @@ import types
 import pytest
 from plan.gpu_programs import LIBRARIES
 
-from experiments.speed.buffers import find_buffers
 from experiments.speed.movers import find_movers
 from vit_jax.plan.cudnn import attention_flops
 from vit_jax.plan.estimate import _memory
@@ -72,28 +71,3 @@ def test_memory_of_a_gpu_includes_its_constants(platform, temporaries, program):
     memory = _memory({"parameters": 1000}, compiled, platform)
     assert (memory.temporaries, memory.program) == (temporaries, program)
     assert memory.total == 1000 + temporaries + program
-
-
-def test_a_gathered_array_is_alive_until_it_is_read_but_its_parts_count_once():
-    text = """HloModule jit_step, is_scheduled=true
-
-ENTRY %main (a: bf16[8,64], b: bf16[4]) -> bf16[32,64] {
-  %a = bf16[8,64]{1,0} parameter(0)
-  %b = bf16[4]{0} parameter(1)
-  %own = bf16[8,64]{1,0} custom-call(%a), custom_call_target="toy"
-  %start = ((bf16[8,64]{1,0}, bf16[4]{0}), (bf16[32,64]{1,0}, bf16[16]{0})) all-gather-start(%own, %b), replica_groups={{0,1,2,3}}, dimensions={0}
-  %done = (bf16[32,64]{1,0}, bf16[16]{0}) all-gather-done(%start)
-  %whole = bf16[32,64]{1,0} get-tuple-element(%done), index=0
-  ROOT %result = bf16[32,64]{1,0} custom-call(%whole), custom_call_target="toy"
-}
-"""  # noqa: E501
-    found = [(b.shape, b.part) for b in find_buffers(parse(text), text)]
-    # At the end only the gathered array and the result.
-    assert found == [("bf16[32,64]", "all-gather"), ("bf16[32,64]", "custom-call")]
-    # Until it is gathered, the device's own part. A small result leaves the peak there.
-    early = text.replace("bf16[32,64]{1,0} custom-call(%whole)", "bf16[1]{0} custom-call(%whole)")
-    assert [b.shape for b in find_buffers(parse(early), early)] == [
-        "bf16[32,64]",
-        "bf16[8,64]",
-        "bf16[16]",
-    ]

@@ -9,14 +9,8 @@ from vit_jax.plan.hlo import parse, parse_arrays
 def test_computations_run_once_per_iteration_of_their_loop():
     program = parse(LOOP)
     assert program.entry == "main"
-    assert program.runs == {
-        "main": 1,
-        "body": 24,
-        "condition": 24,
-        "sliced": 24,
-        "kept": 24,
-        "add": 24,
-    }
+    inside = ("body", "condition", "sliced", "kept", "add")
+    assert program.runs == {"main": 1, **dict.fromkeys(inside, 24)}
     assert program.unknown_loops == ()
 
 
@@ -73,9 +67,5 @@ def test_the_size_of_an_array(text, size, padded, space):
 
 def test_operands_are_read_with_and_without_percent_signs():
     plain = parse(LOOP.replace("%", ""))
-    marked = parse(LOOP)
     assert plain.computations["body"]["next"].operands == ("outputs", "i", "whole")
-    assert {n: list(c) for n, c in plain.computations.items()} == {
-        n: list(c) for n, c in marked.computations.items()
-    }
-    assert plain.runs == marked.runs
+    assert plain.runs == parse(LOOP).runs

@@ -1,7 +1,6 @@
 """Names of topologies and the devices they stand for."""
 
 import os
-import sys
 
 import pytest
 from plan.test_estimate import config
@@ -10,7 +9,6 @@ from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
 from vit_jax.plan.topology import (
-    MissingLibraryError,
     chip_of,
     find_devices,
     parse_topology,
@@ -25,11 +23,8 @@ from vit_jax.train.chips import GPUS
     [
         ("v5e:16x16", "tpu", "v5e", (16, 16), 1),
         ("v4:4x4x8", "tpu", "v4", (4, 4, 8), 1),
-        ("v5p:2x2x1", "tpu", "v5p", (2, 2, 1), 1),
         ("2*v5e:16x16", "tpu", "v5e", (16, 16), 2),
         ("cpu:8", "cpu", "cpu", (8,), 1),
-        ("cpu", "cpu", "cpu", (), 1),
-        ("gpu:4", "gpu", "gpu", (4,), 1),
         ("gpu", "gpu", "gpu", (), 1),
         ("h200:8", "gpu", "h200", (8,), 1),
         # GPUs of a node, then nodes.
@@ -51,25 +46,13 @@ def test_topology_names_are_parsed(name, platform, generation, shape, slices):
         ("v5:4x4", "did you mean 'v5"),
         ("v5e:4x4x4", "expected 2 sides, because TPU v5e is a 2-D torus; use e.g. v5e:16x16"),
         ("v5p:4x4", "expected 3 sides"),
-        ("v5e", "expected 2 sides"),
-        ("v5e:32x32", "1,024 chips; expected at most 256 chips, the size of a TPU v5e pod"),
+        ("2*v5e:32x32", "1,024 chips; expected at most 256 chips, the size of a TPU v5e pod"),
         ("cpu:2x2", "expected cpu or cpu:COUNT"),
         ("cpu:0", "expected cpu or cpu:COUNT"),
         ("v5e 4x4", "v5e:16x16"),
         ("H100:8", "did you mean 'h100'"),
-        ("h10:8", "did you mean 'h100'"),
-        ("h100-sxm:8", "h100-pcie"),
-        (
-            "h100:32",
-            "32 GPUs in a node; expected at most 8 GPUs in each node; the number of nodes"
-            " comes second; use e.g. h100:8x4",
-        ),
-        (
-            "h100:4x4x4",
-            "expected h100:GPUS or h100:GPUSxNODES; use e.g. h100:8x4 for 4 nodes with 8",
-        ),
-        ("h100:8x0", "expected h100:GPUS or h100:GPUSxNODES"),
-        ("2*v5e:32x32", "at most 256 chips"),
+        ("h100:32", "at most 8 GPUs in each node; the number of nodes comes second; use e.g."),
+        ("h100:8x0", "expected h100:GPUS or h100:GPUSxNODES; use e.g. h100:8x4 for 4 nodes with 8"),
         ("v6e:16x32", r"plan for several slices, e.g. 2\*v6e:16x16, or for another TPU"),
         ("0*v5e:4x4", "a number of TPU slices in front of *"),
         ("two*v5e:4x4", "use --topology=v5e:4x4"),
@@ -82,27 +65,10 @@ def test_the_error_for_a_wrong_name_lists_examples(name, line):
         parse_topology(name)
 
 
-def test_more_devices_than_this_machine_has_is_an_error():
-    with pytest.raises(ConfigError, match=r"cpu:4096 on a machine with \d+ such devices"):
-        find_devices(parse_topology("cpu:4096"))
-
-
-def test_a_machine_without_gpus_cannot_plan_for_gpus():
-    with pytest.raises(ConfigError, match="gpu:2 on a machine with 0 such devices"):
-        find_devices(parse_topology("gpu:2"))
-
-
-def test_without_the_tpu_compiler_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "libtpu", None)
-    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    with pytest.raises(MissingLibraryError, match=r"run: pip install 'jax\[tpu\]'"):
-        find_devices(parse_topology("v5e:2x2"))
-
-
-def test_without_the_gpu_compiler_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax_plugins", None)
-    with pytest.raises(MissingLibraryError, match=r"run: pip install 'jax\[cuda13\]'"):
-        find_devices(parse_topology("h100:8"))
+@pytest.mark.parametrize("name", ["cpu:4096", "gpu:2"])
+def test_more_devices_than_this_machine_has_is_an_error(name):
+    with pytest.raises(ConfigError, match=rf"{name} on a machine with \d+ such devices"):
+        find_devices(parse_topology(name))
 
 
 def test_the_flags_of_the_gpu_compiler_come_before_those_of_the_user(monkeypatch):
@@ -144,9 +110,6 @@ def test_every_gpu_of_the_table_has_a_target_that_cudnn_supports():
         ("a100", ["core_count: 108", "fpus_per_core: 64", "shared_memory_per_core: 167936",
                   "shared_memory_per_block_optin: 166912", "l2_cache_size: 41943040",
                   "cuda_compute_capability { major: 8 minor: 0 feature_extension: NONE }"]),
-        ("l4", ["core_count: 58", "fpus_per_core: 128", "shared_memory_per_core: 102400",
-                "threads_per_core_limit: 1536", "memory_bandwidth: 300000000000",
-                "cuda_compute_capability { major: 8 minor: 9 feature_extension: NONE }"]),
         ("h200", ["core_count: 132", "shared_memory_per_core: 233472", "clock_rate_ghz: 1.98",
                   "threads_per_core_limit: 2048", "device_memory_size: 141000000000",
                   "feature_extension: ACCELERATED_FEATURES"]),

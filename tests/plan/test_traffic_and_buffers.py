@@ -1,8 +1,9 @@
-"""Memory traffic and the memory peak of a small program, computed by hand."""
+"""Memory traffic, its largest movers and the memory peak of a small program, by hand."""
 
 from plan.programs import ARGUMENT, LAYER, LOOP
 
 from experiments.speed.buffers import find_buffers
+from experiments.speed.movers import Mover, find_movers
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.traffic import count_bytes, count_kernels
 
@@ -37,24 +38,29 @@ def test_the_memory_peak_is_inside_the_loop():
     assert buffers[0].shape == "bf16[24,512,256]"
 
 
-def test_without_donation_the_new_argument_needs_its_own_memory():
-    text = LOOP.replace("input_output_alias={ {0}: (0, {}, may-alias) }, ", "").replace(
-        "bf16[24,512,256]", "bf16[1,512,256]"
-    )
-    names = {b.shape for b in find_buffers(parse(text), text)}
-    assert "f32[1024,256]" in names
-    donated = LOOP.replace("bf16[24,512,256]", "bf16[1,512,256]")
-    assert "f32[1024,256]" not in {b.shape for b in find_buffers(parse(donated), donated)}
+def test_movers_add_up_to_all_traffic_and_the_largest_comes_first():
+    program = parse(LOOP)
+    movers = find_movers(program)
+    assert sum(mover.bytes for mover in movers) == count_bytes(program)
+    sizes = [mover.bytes for mover in movers]
+    assert sizes == sorted(sizes, reverse=True)
 
 
-def test_an_array_carried_by_a_loop_is_freed_after_its_last_use():
-    """Even if another element of the loop's result is read later."""
-    end = "  ROOT %both"
-    text = LOOP.replace(
-        end,
-        '  %large = bf16[40,512,256]{2,1,0} custom-call(%result), custom_call_target="toy"\n'
-        f"  %turn = s32[] get-tuple-element(%loop), index=0\n{end}",
+def test_runs_of_a_loop_count_and_the_name_is_that_of_jax():
+    (found,) = (m for m in find_movers(parse(LOOP)) if m.opcode == "all-reduce")
+    name = "jit(step)/transpose(jvp())/while/body/dot_general"
+    shapes = "bf16[512,256] <- bf16[512,256]"
+    assert found == Mover("all-reduce", name, shapes, 24, 24 * 2 * LAYER)
+
+
+def test_instructions_that_do_the_same_are_one_mover():
+    """As the layers of an unrolled model."""
+    twice = LOOP.replace(
+        "  %near =",
+        '  %again = f32[1024,256]{1,0:T(8,128)} custom-call(%result, %p), custom_call_target="toy",'
+        ' metadata={op_name="jit(step)/add"}\n  %near =',
     )
-    found = {(b.shape, b.count) for b in find_buffers(parse(text), text) if b.bytes > 4}
-    # Only one of the two stacks is still read; the weights are free.
-    assert found == {("bf16[40,512,256]", 1), ("bf16[24,512,256]", 1)}
+    (found,) = (m for m in find_movers(parse(twice)) if m.op_name == "jit(step)/add")
+    assert found.opcode == "custom-call toy"
+    assert found.shapes == "f32[1024,256] <- bf16[24,512,256], f32[1024,256]"
+    assert (found.runs, found.bytes) == (2, 2 * (24 * LAYER + 2 * ARGUMENT))

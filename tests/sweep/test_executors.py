@@ -73,13 +73,8 @@ def launch(folders, monkeypatch, capsys):
     return run
 
 
-def calls(stub, name):
-    path = stub / f"{name}.calls"
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def runs(stub):
-    return {name: len(calls(stub, name)) for name in TWO if calls(stub, name)}
+    return {path.stem: len(path.read_text().splitlines()) for path in stub.glob("*.calls")}
 
 
 def mark(stub, name, kind):
@@ -101,16 +96,14 @@ def test_local_jobs_use_their_device_share_and_failures_show_their_log(folders, 
     assert (workdir / "jobs/tiny/result.json").exists()
     # On a machine with several cores each of the two jobs has its own.
     cores = len(os.sched_getaffinity(0))
-    (line,) = calls(stub, "tiny")
+    gpus, own = (stub / "tiny.calls").read_text().split()
     # It sees the GPUs that the launcher sees, although submitit hides them.
-    assert line.split()[0] == os.environ.get("CUDA_VISIBLE_DEVICES", "None")
-    assert int(line.split()[1]) in {max(1, cores // 2), cores - cores // 2}
+    assert gpus == os.environ.get("CUDA_VISIBLE_DEVICES", "None")
+    assert int(own) in {max(1, cores // 2), cores - cores // 2}
     assert f"pretrain: exit code 1; end of {workdir}/jobs/pretrain/log.txt:" in out
     shown = [line for line in out.splitlines() if line.startswith("  reason ")]
     assert shown == [f"  reason {n}" for n in range(28, 40)]
-    assert out.splitlines()[-1] == (
-        "some jobs failed; fix the cause and add --retry_failed: 1 finished, 1 failed"
-    )
+    assert "add --retry_failed: 1 finished, 1 failed" in out.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -121,10 +114,7 @@ def test_a_second_launcher_is_refused_and_jobs_survive_a_killed_launcher(folders
     wait_for(lambda: step(workdir, "tiny") == 3)
     code, out = launch()
     assert code == 2
-    assert out.startswith(
-        f"error: sweep folder {workdir} is in use by another launcher (process {first.pid} on "
-    )
-    assert len(out.splitlines()) == 1
+    assert f"error: sweep folder {workdir} is in use by another launcher (process" in out
     first.kill()
     first.wait()
     first.stdout.close()  # The surviving job has it open too.
@@ -161,13 +151,8 @@ def test_ctrl_c_lets_jobs_save_and_the_next_launch_resumes_them(folders, launch)
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """SLURM commands that note how they are called; squeue prints the file `queue`."""
-    programs = {
-        "sbatch": 'echo "Submitted batch job 7"',
-        "srun": "",
-        "scancel": "",
-        "squeue": f"cat {tmp_path}/queue",
-        "scontrol": "",
-    }
+    programs = dict.fromkeys(("srun", "scancel", "scontrol"), "")
+    programs |= {"sbatch": "echo Submitted batch job 7", "squeue": f"cat {tmp_path}/queue"}
     (tmp_path / "bin").mkdir()
     (tmp_path / "queue").touch()
     for name, body in programs.items():

@@ -59,26 +59,14 @@ def test_jobs_as_command_lines():
         Job(None, command="fewshot", arguments=["job:b=1", "--dataset=digits"], name="shots"),
     ).jobs
     assert [job.needs for job in jobs.values()] == [(), ("a",), ("b=1",)]
-    assert jobs["b=1"].command("python") == [
-        "python",
-        "-m",
-        "vit_jax",
-        "train",
-        f"--config={TINY}",
-        "--workdir=/sweep/jobs/b=1",
-        "--config.init_from=/sweep/jobs/a",
-        "--config.seed=3",
-        "--config.ema_decay=none",
-        "--deterministic",
-        "--model=/sweep/jobs/a",
-        "/sweep/jobs/a",
-    ]
-    assert jobs["shots"].command("python")[3:] == [
-        "fewshot",
-        "--workdir=/sweep/jobs/shots",
-        "/sweep/jobs/b=1",
-        "--dataset=digits",
-    ]
+    assert " ".join(jobs["b=1"].command("python")) == (
+        f"python -m vit_jax train --config={TINY} --workdir=/sweep/jobs/b=1"
+        " --config.init_from=/sweep/jobs/a --config.seed=3 --config.ema_decay=none"
+        " --deterministic --model=/sweep/jobs/a /sweep/jobs/a"
+    )
+    assert " ".join(jobs["shots"].command("python")[3:]) == (
+        "fewshot --workdir=/sweep/jobs/shots /sweep/jobs/b=1 --dataset=digits"
+    )
 
 
 def test_jobs_come_after_the_jobs_that_they_need():
@@ -152,9 +140,7 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
         ([Selection("x", [(TINY, DEV)], "eval/dev/loss")],
          "selects the largest 'eval/dev/loss'; expected the smallest loss"),
         ([Selection("x", [(TINY, DEV)], "eval/dev/acuracy_top1")],
-         "which task classification does not measure; expected eval/dev/accuracy_top1, eval/dev/"
-         "accuracy_top5, eval/dev/accuracy_per_class_mean, eval/dev/roc_auc, or eval/dev/loss;"
-         " did you mean 'eval/dev/accuracy_top1'?"),
+         "eval/dev/roc_auc, or eval/dev/loss; did you mean 'eval/dev/accuracy_top1'?"),
         ([Job(TINY, name="a"), Job(TINY, {"init_from": "job:a", "model.width": 32}, name="b")],
          "job 'b': its init_from job:a holds a"),
         ([selection({"evaluation.splits": {"dev": "test[:50%]"}}, final_overrides=TEST)],
@@ -208,34 +194,25 @@ def test_a_wrong_job_or_selection_is_refused_when_it_is_created(make, message):
     assert message in str(caught.value)
 
 
+GET = "def get_sweep():\n    "
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("x = 1", "has no get_sweep"),
-        ("def get_sweep():\n    return []", "returned no jobs"),
-        ("def get_sweep():\n    return 3", "returned int"),
-        ("def get_sweep():\n    return ['a.py']", "has an entry of type str: 'a.py'"),
-        (
-            "def get_sweep():\n    return [('a.py', ['seed=1'])]",
-            "a job has the overrides ['seed=1']; expected a dict",
-        ),
+        (f"{GET}return []", "returned no jobs"),
+        (f"{GET}return 3", "returned int"),
+        (f"{GET}return ['a.py']", "has an entry of type str: 'a.py'"),
+        (f"{GET}return [('a.py', ['seed=1'])]", "overrides ['seed=1']; expected a dict"),
         ("def get_sweep(arg):\n    return []", "needs an argument"),
-        ("def get_sweep():\n    yield 1 / 0", "line 2: ZeroDivisionError"),
-        (
-            "REPORT = {'titel': 'x'}\ndef get_sweep():\n    return [('a.py', {})]",
-            "unknown config key 'titel'",
-        ),
-        (
-            "REPORT = {}\ndef get_report():\n    return {}\n"
-            "def get_sweep():\n    return [('a.py', {})]",
-            "has REPORT and get_report; expected one of them",
-        ),
-        (
-            "def get_report():\n    return 'x'\ndef get_sweep():\n    return [('a.py', {})]",
-            "get_report of ",
-        ),
+        (f"{GET}yield 1 / 0", "line 2: ZeroDivisionError"),
+        (f"{GET}yield 'a.py', {{}}\nREPORT = {{'titel': 'x'}}", "unknown config key 'titel'"),
+        (f"{GET}yield 'a.py', {{}}\nREPORT = {{}}\ndef get_report():\n    return {{}}",
+         "has REPORT and get_report; expected one of them"),
+        (f"{GET}yield 'a.py', {{}}\ndef get_report():\n    return 'x'", "get_report of "),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_sweep_file_is_a_one_line_error(tmp_path, capsys, text, message):
     path = tmp_path / "s.py"
     path.write_text(text)
@@ -259,10 +236,7 @@ def test_get_sweep_returns_a_list_or_yields(tmp_path):
     assert sweep.report == {"title": "T"}
     path.write_text("def get_sweep():\n    yield 'a.py', {'seed': 3}\n")
     assert read_sweep(str(path)).entries == (Job("a.py", {"seed": 3}),)
-
-
-def test_get_report_receives_the_argument(tmp_path):
-    path = tmp_path / "s.py"
+    # get_report receives the argument too.
     path.write_text(
         "def get_sweep(arg='small'):\n    return [('a.py', {})]\n"
         "def get_report(arg='small'):\n    return {'title': arg, 'tables': [{'metric': arg}]}\n"
@@ -339,32 +313,33 @@ def test_a_finished_job_whose_settings_changed_is_an_error_in_one_line(
     assert "(seed: 1 before, 2 now)" in err[0]
 
 
+def begin(job, *, without=(), is_recorded=True):
+    """Writes what a job that has begun leaves."""
+    job.folder.mkdir(parents=True)
+    record = {key: value for key, value in job.record("s.py").items() if key not in without}
+    if is_recorded:
+        (job.folder / "job.json").write_text(json.dumps(record))
+    (job.folder / "metrics.jsonl").touch()
+
+
 OLD = "overrides: {'data.name': 'digits', 'seed': 0} before, {'data.name': 'digits', 'seed': 5} now"
 
 
 @pytest.mark.parametrize(
-    ("changes", "keys", "message"),
+    ("changes", "left", "message"),
     [
-        ({}, "all", None),
-        ({"seed": 5}, "all", "seed: 0 before, 5 now"),
-        ({"data.data_dir": "/elsewhere"}, "all", None),
+        ({"seed": 5}, {}, "seed: 0 before, 5 now"),
+        ({"data.data_dir": "/elsewhere"}, {}, None),
         # An earlier version wrote no settings, or job.json is missing.
-        ({"seed": 5}, "old", OLD),
-        ({"seed": 5}, "none", None),
+        ({"seed": 5}, {"without": ["settings"]}, OLD),
+        ({"seed": 5}, {"is_recorded": False}, None),
     ],
 )
-def test_settings_that_affect_the_result_must_not_change(tmp_path, changes, keys, message):
+def test_settings_that_affect_the_result_must_not_change(tmp_path, changes, left, message):
     settings = {"data.name": "digits", "seed": 0}
-    begun = plan(Job(TINY, settings, name="a"), folder=tmp_path).jobs["a"]
     changed = plan(Job(TINY, {**settings, **changes}, name="a"), folder=tmp_path).jobs["a"]
-    begun.folder.mkdir(parents=True)
-    record = begun.record("s.py")
-    if keys == "old":
-        del record["settings"]
-    if keys != "none":
-        (begun.folder / "job.json").write_text(json.dumps(record))
     assert changed_settings(changed) is None  # It has not begun.
-    (begun.folder / "metrics.jsonl").touch()
+    begin(plan(Job(TINY, settings, name="a"), folder=tmp_path).jobs["a"], **left)
     assert changed_settings(changed) == message
 
 
@@ -374,10 +349,7 @@ def test_editing_the_config_file_counts_as_changing_a_setting(tmp_path):
         "import runpy\n\n\ndef get_config():\n"
         f"    return {{**runpy.run_path({TINY!r})['get_config'](), 'train_steps': 5}}\n"
     )
-    begun = plan(Job(str(recipe), name="a"), folder=tmp_path).jobs["a"]
-    begun.folder.mkdir(parents=True)
-    (begun.folder / "job.json").write_text(json.dumps(begun.record("s.py")))
-    begun.result.touch()
+    begin(plan(Job(str(recipe), name="a"), folder=tmp_path).jobs["a"])
     recipe.write_text(recipe.read_text().replace(": 5", ": 6"))
     changed = plan(Job(str(recipe), name="a"), folder=tmp_path).jobs["a"]
     assert changed_settings(changed) == "train_steps: 5 before, 6 now"
