@@ -84,7 +84,6 @@ def test_files_of_a_run_folder(draw, finished, digits_dir, tmp_path, capfd, capl
         "train": ("train", f"--config={config}", f"--config.data.data_dir={digits_dir}", *SHORT),
         "eval": ("eval",),
         "report": ("report",),
-        "checkpoint inspect": ("checkpoint", "inspect"),
         "checkpoint verify": ("checkpoint", "verify"),
         "convert": ("convert",),
         "config": ("config",),

@@ -11,9 +11,6 @@ from vit_jax.commands import bench_feed
 from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
 from vit_jax.data.sources import TfdsSource
-from vit_jax.data.sources.folder import FolderSource
-from vit_jax.data.sources.listing import list_images
-from vit_jax.errors import DataError
 
 SHORT = ["--seconds=0.02", "--rounds=2", "--processes=0", "--config.data.image_size=8",
          "--config.data.global_batch_size=16"]  # fmt: skip
@@ -28,12 +25,11 @@ def data(folder, **changes):
 def test_the_command_prints_and_writes_its_figures(digits_dir, tmp_path, capsys):
     output = tmp_path / "feed.json"
     where = f"--config.data.data_dir={digits_dir}"
-    assert main(["bench", "feed", where, "--stages", f"--output={output}", *SHORT]) == 0
+    assert main(["bench", "feed", where, f"--output={output}", *SHORT]) == 0
     found = json.loads(output.read_text())
     shown = capsys.readouterr().out
     assert "1 thread" in [row["name"] for row in found["feed"]]
-    assert len(found["stages"]) == 3
-    for row in found["feed"] + found["stages"]:
+    for row in found["feed"]:
         assert 0 < row["least"] <= row["images_per_second"] <= row["most"]
         assert f"{row['images_per_second']:,.0f}" in shown
 
@@ -45,24 +41,6 @@ def test_the_source_may_be_a_dataset_or_a_folder_of_images(digits_dir, tmp_path,
     photos = write_folder(tmp_path / "photos", {"cat": 1, "dog": 1})
     assert main(["bench", "feed", f"--source={photos}", *SHORT]) == 0
     assert "feed: photos" in capsys.readouterr().out
-
-
-def test_augmentation_is_a_stage_of_its_own(digits_dir):
-    source = TfdsSource("digits", "train[:40]", str(digits_dir))
-    augment = {"randaugment_layers": 1, "three_augment": True}
-    rates = feed.measure_stages(source, data(digits_dir, augment=augment), seconds=0.02)
-    assert rates[-1].name == "decode, crop, resize and augment"
-    assert all(rate.cpu_ms_per_image > 0 for rate in rates)
-
-
-def test_stages_leave_out_bad_examples_or_name_them(tmp_path):
-    good = write_folder(tmp_path / "photos", {"ant": 5})
-    (good / "ant" / "003.png").write_bytes(b"no image")
-    source = FolderSource(list_images(good), "train", "photos")
-    with pytest.raises(DataError, match=r"example ant/003.png of photos train: unreadable image"):
-        feed.measure_stages(source, data(good), seconds=0.01)
-    skip = data(good, on_bad_example="skip")
-    assert len(feed.measure_stages(source, skip, seconds=0.01)) == 3
 
 
 def test_examples_in_memory_are_spread_over_the_source(digits_dir, monkeypatch):

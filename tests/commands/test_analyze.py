@@ -94,11 +94,6 @@ def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, c
     assert main(["analyze", str(tmp_path / "resnet"), output]) == 0
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert [text.split()[2] for text in left_out] == ["positions", "distance", "rollout"]
-    only = [f"--output={tmp_path / 'pdf'}", "--what=filters", "--formats=pdf"]
-    assert main(["analyze", str(tmp_path / "resnet"), *only]) == 0
-    assert sorted(p.name for p in (tmp_path / "pdf").iterdir()) == [
-        "analysis.json", "filters.csv", "filters.npz", "filters.pdf",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -106,7 +101,6 @@ def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, c
     [
         (["--what=rolout"], "did you mean 'rollout'?"),
         (["--what="], "--what= with ''"),
-        (["--formats=jpg"], "did you mean 'png'?"),
         ([], "no images to analyse; expected --images=PATH, or --dataset=NAME"),
         (["--images=nothing.png"], "nothing.png cannot be read"),
         (["--images=EMPTY"], "no images in EMPTY; expected files ending in .jpg"),
@@ -143,7 +137,7 @@ def test_images_are_evenly_spaced_and_preprocessed_as_in_evaluation(photos):
 
 @pytest.mark.slow
 def test_a_run_folder_is_analysed_with_its_own_images(run, tmp_path, digits_dir):
-    few = ["--num_images=3", "--formats=png", "--what=distance,rollout"]
+    few = ["--num_images=3", "--what=distance,rollout"]
     assert main(["analyze", str(run), *few]) == 0
     output = run / "report" / "analysis"
     about = json.loads((output / "analysis.json").read_text())

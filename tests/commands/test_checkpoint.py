@@ -1,14 +1,14 @@
-import json
 import shutil
 
 import jax.numpy as jnp
 import optax
 import pytest
-from processes import run_command, user_error
+from processes import user_error
 
-from vit_jax.__main__ import main
 from vit_jax.config.run import CheckpointConfig
+from vit_jax.run.about import choose_checkpoint
 from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.damage import read_about, read_item
 from vit_jax.run.folder import git_revision
 from vit_jax.train.state import TrainState
 
@@ -37,54 +37,18 @@ def workdir(tmp_path_factory):
     return folder
 
 
-def test_arrays_config_step_and_revision_are_printed_without_the_arrays(workdir, capsys):
-    assert main(["checkpoint", "inspect", str(workdir)]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for line in (
-        f"{workdir}/checkpoints/20",
-        "step 20",
-        "other steps 10",
-        f"git revision {git_revision()}",
-        "data examples seen 640",
-        "params: 3 arrays, 12 values, 0.00 MB",
-        "head/kernel 3x2 float32",
-        "probe 4x1 bfloat16",
-        # A count, and two moments of what the optimizer knows of.
-        "optimizer: 5 arrays, 17 values, 0.00 MB",
-        'model.name = "ViT-Ti/16"',
-    ):
-        assert line.split() in lines, line
-
-
 @pytest.mark.parametrize(("below", "step"), [("", 20), ("checkpoints", 20), ("checkpoints/10", 10)])
-def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step, capsys):
-    assert main(["checkpoint", "inspect", str(workdir / below), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["step"] == step
-    assert found["path"] == str(workdir / "checkpoints" / str(step))
-    assert found["other_steps"] == [30 - step]
-    assert found["config"] == CONFIG
-    assert found["data"] == DATA | {"step": step}
-    assert found["arrays"]["params"]["head/kernel"] == {"shape": [3, 2], "dtype": "float32"}
-    assert found["arrays"]["optimizer"]["0/count"] == {"shape": [], "dtype": "int32"}
-    assert found["environment"]["git_revision"] == git_revision()
-    assert found["environment"]["packages"].keys() >= {"jax", "flax", "orbax-checkpoint"}
-
-
-@pytest.mark.slow
-def test_no_device_is_opened(workdir, tmp_path):
-    """No JAX backend is started, not even the CPU's: another process may hold the devices."""
-    program = tmp_path / "inspect_only.py"
-    program.write_text(
-        "import os, sys; from vit_jax.__main__ import main\n"
-        f"code = main(['checkpoint', 'inspect', {str(workdir)!r}])\n"
-        "from jax._src import xla_bridge\n"
-        "assert not xla_bridge._backends, xla_bridge._backends\n"
-        "sys.exit(code)"
-    )
-    done = run_command(program)
-    assert done.returncode == 0, done.stderr
-    assert "step            20" in done.stdout
+def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step):
+    at = choose_checkpoint(workdir / below)
+    assert at == workdir / "checkpoints" / str(step)
+    about = read_about(at)
+    assert read_item(at, "config", about) == CONFIG
+    assert read_item(at, "data", about) == DATA | {"step": step}
+    assert about["arrays"]["params"]["head/kernel"] == {"shape": [3, 2], "dtype": "float32"}
+    assert about["arrays"]["params"]["probe"] == {"shape": [4, 1], "dtype": "bfloat16"}
+    assert about["arrays"]["optimizer"]["0/count"] == {"shape": [], "dtype": "int32"}
+    assert about["environment"]["git_revision"] == git_revision()
+    assert about["environment"]["packages"].keys() >= {"jax", "flax", "orbax-checkpoint"}
 
 
 @pytest.mark.parametrize(
@@ -104,10 +68,10 @@ def test_a_path_without_a_checkpoint_is_a_one_line_error(workdir, path, got, cap
     (here / "cut" / "7" / "about" / "metadata").write_text("")
     for name in ("other", "cut"):
         (here / name / "7" / "_CHECKPOINT_METADATA").write_text("{}")
-    line = user_error(capsys, ["checkpoint", "inspect", str(here / path)])
+    line = user_error(capsys, ["checkpoint", "verify", str(here / path)])
     assert line.startswith(f"error: {got.format(here=here)}")
 
 
-@pytest.mark.parametrize("arguments", [[], ["inspect"], ["show", "x"], ["inspect", "x", "--bad"]])
+@pytest.mark.parametrize("arguments", [[], ["verify"], ["show", "x"], ["verify", "x", "--bad"]])
 def test_wrong_arguments_are_one_line_errors(arguments, capsys):
     assert user_error(capsys, ["checkpoint", *arguments])

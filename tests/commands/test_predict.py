@@ -1,4 +1,4 @@
-"""`predict` on folders, standard input and exported files, in all its formats."""
+"""`predict` on images and folders, in all its formats."""
 
 import csv
 import io
@@ -57,23 +57,8 @@ def test_a_folder_gives_the_answers_of_its_images_in_every_format(
     lines = list(csv.DictReader(io.StringIO(predict(capsys, photos, model, "--format=csv").out)))
     assert [line["class_1"] for line in lines] == [row["classes"][0][0] for row in rows]
     assert float(lines[0]["probability_5"]) == pytest.approx(rows[0]["classes"][4][1], abs=2e-6)
-    table = predict(capsys, photos, model, "--top=1").out
-    assert f"{rows[3]['classes'][0][1]:.1%} {rows[3]['classes'][0][0]}" in table
-
-
-@pytest.mark.parametrize("content", ["image", pytest.param("paths", marks=pytest.mark.slow)])
-def test_standard_input_holds_an_image_or_paths(
-    ours_path, photos, answers, capsys, monkeypatch, content
-):
-    first, second, *_ = answers
-    given = f"{first}\n{second}\n".encode()
-    if content == "image":
-        given = (photos / "a" / "1.png").read_bytes()
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
-    printed = predict(capsys, "-", f"--model={ours_path}", "--format=json").out
-    rows = [json.loads(line) for line in printed.splitlines()]
-    assert [row["image"] for row in rows] == (["-"] if content == "image" else [first, second])
-    assert [n for n, _ in rows[0]["classes"]] == [n for n, _ in answers[first]]
+    listed = predict(capsys, photos, model, "--top=1").out
+    assert f"{rows[3]['classes'][0][1]:.1%}  {rows[3]['classes'][0][0]}" in listed
 
 
 def test_a_folder_without_images_is_one_line(ours_path, tmp_path, capsys):

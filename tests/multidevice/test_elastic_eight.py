@@ -21,8 +21,9 @@ from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import DamagedError
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.run.about import read_checkpoint_info
+from vit_jax.run.about import choose_checkpoint
 from vit_jax.run.checkpoints import CheckpointFolder
+from vit_jax.run.damage import read_about
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
 from vit_jax.train.program import build_program
@@ -151,15 +152,13 @@ def test_a_run_resumed_on_another_mesh_ends_with_the_same_parameters_and_average
 
 
 def test_a_checkpoint_records_the_devices_that_wrote_it(runs):
-    devices = {
-        name: read_checkpoint_info(runs / name).environment["device_count"]
+    about = {
+        name: read_about(choose_checkpoint(runs / name))
         for name in ("one", "fsdp", "tensor", "unrolled")
     }
+    devices = {name: found["environment"]["device_count"] for name, found in about.items()}
     assert devices == {"one": 1, "fsdp": 8, "tensor": 8, "unrolled": 1}
-    assert (
-        read_checkpoint_info(runs / "unrolled").arrays == read_checkpoint_info(runs / "one").arrays
-    )
-    assert read_checkpoint_info(runs / "unrolled").config["model"]["scan"] is False
+    assert about["unrolled"]["arrays"] == about["one"]["arrays"]
 
 
 def test_a_changed_value_is_found_on_another_mesh(runs):

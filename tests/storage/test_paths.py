@@ -77,7 +77,7 @@ COMMANDS = {
     "train": ["--config=configs/quickstart.py", "--workdir={}"],
     "eval": ["--workdir={}"],
     "fewshot": ["x.npz", "--workdir={}"],
-    "checkpoint": ["inspect", "{}"],
+    "checkpoint": ["verify", "{}"],
     "predict": ["{}", "--model=x.npz"],
     "analyze": ["x.npz", "--output={}"],
     "convert": ["x.npz", "{}", "--format=orbax"],

@@ -13,7 +13,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.run.about import read_checkpoint_info
+from vit_jax.run.about import choose_checkpoint
 from vit_jax.run.checkpoints import result_params
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.early_stopping import EarlyStopping
@@ -137,7 +137,7 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finis
         10,
         25,
     }
-    assert read_checkpoint_info(tmp_path).step == 10
+    assert choose_checkpoint(tmp_path).name == "10"
     program = program_of(config)
     params, _ = result_params(tmp_path, program.abstract.params)
     evaluator = evaluator_of(config, program)
