@@ -11,8 +11,9 @@ from processes import user_error
 from weight_files import random_weights
 
 from vit_jax.__main__ import main
-from vit_jax.analysis.filters import embedding_filters
+from vit_jax.analysis.filters import EmbeddingFilters, embedding_filters, filters_output
 from vit_jax.analysis.images import Images, evenly_spaced, read_files
+from vit_jax.analysis.output import FORMATS, write_output
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.interop.load import load
 from vit_jax.models.registry import create_model
@@ -83,6 +84,19 @@ def test_untrained_analyses_the_initial_values_of_the_seed(weights, tmp_path):
     np.testing.assert_allclose(found, embedding_filters(model).components, atol=1e-5)
     assert np.abs(found - embedding_filters(loaded.model).components).max() > 0.1
     assert json.loads((tmp_path / "analysis.json").read_text())["untrained"] is True
+
+
+def test_the_same_arrays_make_the_same_files(tmp_path):
+    components = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 2, 2, 3)
+    found = EmbeddingFilters(components, np.float32([0.6, 0.4]), "patch embedding", 7)
+    written = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        output = filters_output(found)
+        paths = write_output("filters", output, tmp_path / name, list(FORMATS))
+        written.append({path.name: path.read_bytes() for path in paths})
+    assert written[0] == written[1]
+    assert len(written[0]) == 5
 
 
 @pytest.mark.slow
