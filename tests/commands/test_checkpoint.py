@@ -57,8 +57,11 @@ def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step)
         ("gone", "no folder {here}/gone"),
         ("one/checkpoints/40", "no folder {here}/one/checkpoints/40"),
         (".", "no checkpoint in {here}"),
-        ("other", "{here}/other/7 has no about/metadata"),
-        ("cut", "{here}/cut/7/about/metadata is damaged: Expecting value"),
+        ("other", "1 of 1 checkpoints in {here}/other are damaged: step 7"),
+        (
+            "cut",
+            "1 of 1 checkpoints in {here}/cut are damaged: step 7",
+        ),
     ],
 )
 def test_a_path_without_a_checkpoint_is_a_one_line_error(workdir, path, got, capsys):

@@ -28,6 +28,17 @@ def blocks(language, text):
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+def test_the_readme_is_short_and_each_first_step_takes_one_line():
+    install_and_train, *_, install_and_test = blocks("bash", README)
+    for block, words in (
+        (install_and_train, ["-r requirements.txt", "train --config=configs/quickstart.py"]),
+        (install_and_test, ["-r requirements-dev.txt", "pytest"]),
+    ):
+        assert len(block.strip().splitlines()) == 1
+        assert all(word in block for word in words)
+    assert len(README.splitlines()) <= 150
+
+
 def put_stand_ins(folder):
     """Writes the files that the examples open. The weights belong to a small ViT."""
     described = json.loads((ROOT / "tests/golden/vit_ti16_224.json").read_text())
