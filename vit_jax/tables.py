@@ -1,7 +1,17 @@
 """Tables for the terminal."""
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
+
+# Width of wide tables. In a narrower terminal lines are wrapped, not truncated.
+_COLUMNS = 100
+
+
+def wide_console() -> Console:
+    """Returns a console for wide tables."""
+    console = Console(highlight=False)
+    return console if console.width >= _COLUMNS else Console(highlight=False, width=_COLUMNS)
 
 
 def plain_table(first: str, *, right: tuple[str, ...], left: str | None = None) -> Table:

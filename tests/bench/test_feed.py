@@ -10,7 +10,6 @@ from vit_jax.bench import feed
 from vit_jax.commands import bench_feed
 from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
-from vit_jax.data.sources import TfdsSource
 
 SHORT = ["--seconds=0.02", "--rounds=2", "--processes=0", "--config.data.image_size=8",
          "--config.data.global_batch_size=16"]  # fmt: skip
@@ -41,16 +40,6 @@ def test_the_source_may_be_a_dataset_or_a_folder_of_images(digits_dir, tmp_path,
     photos = write_folder(tmp_path / "photos", {"cat": 1, "dog": 1})
     assert main(["bench", "feed", f"--source={photos}", *SHORT]) == 0
     assert "feed: photos" in capsys.readouterr().out
-
-
-def test_examples_in_memory_are_spread_over_the_source(digits_dir, monkeypatch):
-    monkeypatch.setattr(feed, "SAMPLE", 4)
-    source = TfdsSource("digits", "train[:100]", str(digits_dir))
-    memory = feed.MemorySource(source)
-    assert [example.id for example in memory.examples] == [
-        source[index].id for index in (0, 33, 66, 99)
-    ]
-    assert [e.label for e in memory.read([3, 0])] == [source[99].label, source[0].label]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,17 @@ def positive_number(text: str) -> float:
     return value
 
 
+def fraction(text: str) -> float:
+    """Parses a number between 0 and 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction between 0 and 1")
+    return value
+
+
 def output_file(text: str) -> Path:
     """Parses a path whose folder exists and is writable; a bucket has no folders."""
     path = user_path(text)

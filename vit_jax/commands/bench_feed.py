@@ -4,9 +4,7 @@
     python -m vit_jax bench feed --source=PHOTOS --model=ViT-S/16
     python -m vit_jax bench feed --config=configs/augreg.py:B/16 --data_dir=DATA
 
---source is a TFDS name, a folder of images or a CSV file of path,label. For data in a bucket, the
-speed of reading with an empty cache and from the cache is measured without decoding too, and the
-slowest of bucket, decoding and device is named.
+--source is a TFDS name, a folder of images or a CSV file of path,label, also in a bucket.
 """
 
 import argparse
@@ -15,7 +13,6 @@ import statistics
 from typing import Any
 
 from vit_jax.commands.arguments import non_negative_int, output_file, positive_int, positive_number
-from vit_jax.config.data import DataConfig
 from vit_jax.config.file import load_config, set_key
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
@@ -45,7 +42,6 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.bench.feed import Rate, measure_feed
     from vit_jax.data.sources import class_count, open_training_data
-    from vit_jax.data.sources.base import is_remote
     from vit_jax.run.folder import environment
 
     config = _config(args, overrides)
@@ -71,12 +67,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     rows = [_row(rates) for rates in found.values()]
     _show(f"feed: {source.name}, {data.image_size} px, batch {data.global_batch_size}", rows)
     content: dict[str, Any] = {"environment": environment(), "feed": rows}
-    needed = None if args.model is None else device_rate(config)
-    if needed is not None:
-        content["verdict"] = verdict(config, max(r["images_per_second"] for r in rows), needed)
+    if args.model is not None:
+        fastest = max(row["images_per_second"] for row in rows)
+        content["verdict"] = verdict(config, fastest, device_rate(config))
         print(content["verdict"])
-    if is_remote(source):
-        content["bucket"] = _measure_bucket(data, source, num_classes, args.seconds, needed)
     if args.output is not None:
         write_json(args.output, content)
     return 0
@@ -143,33 +137,6 @@ def _show(title: str, rows: list[dict[str, Any]]) -> None:
             "-" if cpu is None else f"{cpu:.3f}",
         )
     Console().print(table)
-
-
-def _measure_bucket(
-    data: DataConfig, source: Any, num_classes: int, seconds: float, needed: float | None
-) -> dict[str, float]:
-    """Measures reading and decoding separately, and shows which of them is the limit."""
-    from vit_jax.bench.feed import MemorySource, bottleneck, measure_bucket, measure_feed
-
-    empty, cached = measure_bucket(data, seconds)
-    decoding = measure_feed(
-        MemorySource(source),
-        data.replace(cache_mb=0),
-        num_classes=num_classes,
-        num_threads=os.cpu_count(),
-        num_workers=0,
-        seconds=seconds,
-    )
-    found = {
-        "nothing_cached": empty.images_per_second,
-        "cached": cached.images_per_second,
-        "decoding": decoding.images_per_second,
-    }
-    others = {"decoding": found["decoding"]} | ({} if needed is None else {"device": needed})
-    print(f"first epoch: {bottleneck({'bucket': found['nothing_cached']} | others)}")
-    if data.cache_dir_gb > 0:
-        print(f"data in the cache: {bottleneck({'bucket': found['cached']} | others)}")
-    return found
 
 
 def device_rate(config: Config) -> float:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands.arguments import positive_int
+from vit_jax.commands.arguments import fraction, positive_int
 from vit_jax.errors import EXIT_STOPPED, ConfigError, DataError, first_few
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import check_output_folder, user_path
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_COLUMNS = 100
 # More classes than this are summarized; --json lists all.
 _MAX_CLASSES = 40
 
@@ -69,21 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--name", help="name of the dataset; default: the folder's name")
     prepare.add_argument("--short_side", type=positive_int, help="shrink larger images, in pixels")
     prepare.add_argument(
-        "--val_fraction", type=_fraction, default=0.0, help="fraction of train for validation"
+        "--val_fraction", type=fraction, default=0.0, help="fraction of train for validation"
     )
     prepare.add_argument("--shard_mb", type=positive_int, default=256, help="MB per shard (256)")
     prepare.add_argument("--on_bad_example", choices=("error", "skip"), default="error")
     prepare.add_argument("--threads", type=positive_int, help="default: one per core")
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
-    return value
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -343,11 +332,9 @@ def _table(*columns: str) -> "Table":
 
 
 def _print(title: str, table: "Table") -> None:
-    from rich.console import Console
+    from vit_jax.tables import wide_console
 
-    console = Console(highlight=False)
-    if console.width < _COLUMNS:
-        console = Console(highlight=False, width=_COLUMNS)
+    console = wide_console()
     console.print(title, style="bold", markup=False)
     console.print(table, markup=False)
 

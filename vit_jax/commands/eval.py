@@ -16,8 +16,7 @@ instead. A preset is also a split of a config: --config.evaluation.splits.real=i
 import argparse
 import dataclasses
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_arguments
@@ -196,7 +195,6 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         head=head,
     )
     params, _ = result_params(args.workdir, program.abstract.params, args.step)
-    _check_finite(args.workdir, params)
     figures = evaluator(program.eval_step, params, frozen=program.load_frozen()) or {}
     if program.task.open_evaluator is not None:
         batch_size = config.evaluation.batch_size or config.data.global_batch_size
@@ -216,19 +214,3 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         print(json_text(figures, what="the figures"))
     else:
         print_summary(f"evaluation: {args.workdir}", figures)
-
-
-def _check_finite(workdir: Path, params: Any) -> None:
-    import jax
-    import jax.numpy as jnp
-
-    from vit_jax.named_tree import named_leaves
-
-    test = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))
-    bad = [name for name, finite in named_leaves(test(params)).items() if not finite]
-    if bad:
-        raise NonFiniteError(
-            f"weights of {workdir} are NaN or infinite: {first_few(bad, 3)}",
-            "finite weights",
-            "evaluate another step with --step",
-        )

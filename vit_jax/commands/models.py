@@ -22,7 +22,7 @@ from vit_jax.commands.load_options import model_overrides
 from vit_jax.errors import ConfigError
 from vit_jax.models.options import ModelConfig
 from vit_jax.shown_log import without_info_log
-from vit_jax.tables import plain_table
+from vit_jax.tables import plain_table, wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from vit_jax.models.summary import Summary
 
 OVERRIDES = "--model."
-# Width of the tables. In a narrower terminal lines are wrapped, not truncated.
-_COLUMNS = 100
 # More models than this take long enough to say so before.
 _SOON = 10
 
@@ -85,16 +83,12 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     # Only shapes are computed, so accelerators stay free for training.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from rich.console import Console
-
     from vit_jax.models.registry import list_models
     from vit_jax.models.summary import summarize
 
     names = args.names or (["ViT-B/16"] if args.complexity else list_models())
     chosen, left_out = _choose(args, names, model_overrides(overrides))
-    console = Console(highlight=False)
-    if console.width < _COLUMNS:
-        console = Console(highlight=False, width=_COLUMNS)
+    console = wide_console()
     if args.complexity:
         for options, image_size in chosen:
             _show_complexity(console, options, image_size)

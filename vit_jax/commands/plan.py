@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands.arguments import output_file, positive_int
+from vit_jax.commands.arguments import fraction, output_file, positive_int
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mfu",
-        type=_fraction,
+        type=fraction,
         default=0.4,
         help="MFU assumed for the second estimate; default: 0.4",
     )
@@ -88,20 +88,17 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
     config = load_config(args.config, overrides, _auto_model)
-    from rich.console import Console
-
     from vit_jax.plan.topology import chip_of, find_devices, parse_topology, prepare, with_nodes
 
     topology = parse_topology(args.topology)
     prepare(topology)
     from vit_jax.config.flexible import trained_variants
     from vit_jax.plan.estimate import find_sizes, make_plan
-    from vit_jax.plan.show import COLUMNS, mean_step_s, row, show_plan, show_variants
+    from vit_jax.plan.show import mean_step_s, row, show_plan, show_variants
+    from vit_jax.tables import wide_console
     from vit_jax.tasks.task import num_patches
 
-    console = Console(highlight=False)
-    if console.width < COLUMNS:
-        console = Console(highlight=False, width=COLUMNS)
+    console = wide_console()
     sizes = find_sizes(config, args.num_classes, args.num_examples)
     config = with_nodes(config, topology)
     devices = find_devices(topology)
@@ -191,16 +188,6 @@ def _numbers(text: str) -> list[int]:
             f"--batch_sizes={text}", "positive whole numbers, comma-separated", "write 1024,2048"
         )
     return [int(p) for p in parts]
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction between 0 and 1")
-    return value
 
 
 def _write(path: Path, figures: dict[str, Any]) -> None:

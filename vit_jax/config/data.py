@@ -130,8 +130,6 @@ class AugmentConfig(Section):
     """On the device: mirror left to right with probability 1/2."""
     erasing_probability: float = option(0.0, at_least=0, at_most=1)
     """On the device: probability of erasing a rectangle of an image (arXiv:1708.04896)."""
-    erasing_fill: Literal["noise", "gray"] = option("noise")
-    """Content of the erased rectangle."""
 
     def check(self) -> None:
         if self.min_area > self.max_area:

@@ -15,7 +15,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.schema import Section
 from vit_jax.tasks import TASKS
 
-NO_ERASING = frozenset(AugmentConfig.model_fields) - {"erasing_probability", "erasing_fill"}
+NO_ERASING = frozenset(AugmentConfig.model_fields) - {"erasing_probability"}
 """The keys of `data.augment` for tasks that do not erase a part of an image."""
 
 

@@ -6,7 +6,7 @@ position in the global batch, not on how the batch is sharded over devices and h
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,15 +44,14 @@ def erase(
     key: jax.Array,
     *,
     probability: float,
-    fill: Literal["noise", "gray"] = "noise",
 ) -> Float[Array, "B H W 3"]:
     """Fills a random rectangle of randomly chosen images, which are in [-1, 1].
 
     The area is uniform between 2 and 33 % of the image, height / width is log-uniform between 0.3
     and 3.3, and the position is uniform. If none of ten rectangles fits, the image is unchanged.
-    "noise" draws every value from a normal with ImageNet's mean and deviation; "gray" is 0.
+    Every value is drawn from a normal with ImageNet's mean and deviation.
 
-    Source: arXiv:1708.04896, algorithm 1; noise: timm's `reprob` with `remode=pixel`, which DeiT
+    Source: arXiv:1708.04896, algorithm 1; values: timm's `reprob` with `remode=pixel`, which DeiT
     and MAE use.
     """
     batch, height, width, _ = images.shape
@@ -66,9 +65,7 @@ def erase(
 
     inside = span(height, tops, heights)[:, :, None] & span(width, lefts, widths)[:, None, :]
     inside &= chosen[:, None, None]
-    values = jnp.zeros((), jnp.float32)
-    if fill == "noise":
-        values = from_imagenet(_normal(key_fill, images.shape))
+    values = from_imagenet(_normal(key_fill, images.shape))
     return jnp.where(inside[..., None], values, images)
 
 

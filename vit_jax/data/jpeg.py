@@ -5,21 +5,8 @@ libjpeg-turbo decodes a region of an image at full size, or at a half, a quarter
 through ctypes. It looks for version 3.0 or later in the wheel `turbojpeg`, then on the system.
 Without the library, Pillow decodes whole images.
 
-`turbojpeg` 0.0.2 is a small wheel with one maintainer. This module uses only its library file, not
-its Python code. Two better-maintained packages were measured as replacements; both slow the input
-pipeline down by more than 10 %, and simplejpeg decodes only whole images. Images per second of CPU
-time relative to this module, on two shared cores (medians of five interleaved rounds):
-
-| decoder                          | photos of 28 kB      | photos of 97 kB      |
-|                                  | whole | crop | feed  | whole | crop | feed  |
-|----------------------------------|-------|------|-------|-------|------|-------|
-| this module                      | 1.00  | 1.00 | 1.00  | 1.00  | 1.00 | 1.00  |
-| simplejpeg 1.9.0                 | 1.02  | 0.69 | 0.70  | 1.02  | 0.89 | 0.77  |
-| pyvips 3.2.0 (libvips 8.18.7)    | 0.43  | 0.32 | 0.34  | 0.47  | 0.49 | 0.46  |
-
-"whole" decodes the whole image, "crop" is the transform to a random resized crop of 224 pixels, and
-"feed" is the loader with one thread. With two threads the ratios of "feed" are 0.75 and 0.81 for
-simplejpeg, and 0.38 and 0.50 for pyvips.
+`turbojpeg` is a small wheel with one maintainer, of which only the library file is used.
+experiments/speed/README.md has the speed of two better-maintained packages; both are slower.
 """
 
 import ctypes

@@ -77,18 +77,3 @@ def similar_sizes(name: str) -> str | None:
         if patch and (found := difflib.get_close_matches(part, words, 1, 0.7)):
             return f"ViT-{_LETTERS[found[0]]}/{patch[1] or 14}"
     return None
-
-
-def timm_name(name: str) -> str | None:
-    """Returns timm's name for the sizes of a model; None: it has none.
-
-    >>> timm_name("ViT-B/16"), timm_name("Mixer-L/16"), timm_name("BiT-R50x1")
-    ('vit_base_patch16_224', 'mixer_l16_224', 'resnetv2_50x1_bit')
-    """
-    words = {letter: word for word, letter in _LETTERS.items() if len(word) > 2}
-    if (vit := re.fullmatch(r"ViT-(\w+)/(\d+)", name)) and vit[1] in words:
-        return f"vit_{words[vit[1]]}_patch{vit[2]}_224"
-    if mixer := re.fullmatch(r"Mixer-(\w)/(\d+)", name):
-        return f"mixer_{mixer[1].lower()}{mixer[2]}_224"
-    bit = re.fullmatch(r"BiT-R(\d+)x(\d)", name)
-    return f"resnetv2_{bit[1]}x{bit[2]}_bit" if bit else None

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import KEY, ConfigError, ModelError
-from vit_jax.models.aliases import find_alias, our_name, timm_name
+from vit_jax.models.aliases import find_alias, our_name
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
 from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
 from vit_jax.models.options import AUTO, ModelConfig
@@ -26,20 +26,16 @@ def list_models(pattern: str = "*") -> list[str]:
 
     Args:
         pattern: names to return; `*` stands for any text, case does not count. Also a name of timm,
-            transformers or torchvision; `*` in it works for those of timm.
+            transformers or torchvision.
 
-    >>> list_models("*vit-mini*"), list_models("vit_base_patch16_224"), list_models("mixer_b*")
-    (['ViT-Mini/4', 'R+ViT-Mini/4'], ['ViT-B/16'], ['Mixer-B/32', 'Mixer-B/16'])
+    >>> list_models("*vit-mini*"), list_models("vit_base_patch16_224")
+    (['ViT-Mini/4', 'R+ViT-Mini/4'], ['ViT-B/16'])
     >>> {"ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16"} <= set(list_models())
     True
     """
     wanted = our_name(pattern).lower()
     names = [name for family in FAMILIES for name in family.sizes]
-    return [
-        name
-        for name in names
-        if any(fnmatch.fnmatchcase(n.lower(), wanted) for n in (name, timm_name(name)) if n)
-    ]
+    return [name for name in names if fnmatch.fnmatchcase(name.lower(), wanted)]
 
 
 def family_of(name: str) -> Family:

@@ -12,8 +12,7 @@ from vit_jax.plan.traffic import Collectives
 from vit_jax.tables import plain_table
 from vit_jax.train.chips import GIB
 
-# Width of the tables; narrower terminals wrap the lines.
-COLUMNS = 100
+# Kinds of collectives that have a row of their own.
 _ROWS = 6
 
 _NOTES: tuple[str, ...] = (

@@ -33,12 +33,8 @@ AUTO = "auto"
 """Value of `compile_cache` for the default folder."""
 # Limit on the programs of one version in a local folder. JAX deletes those not used for longest.
 _MAX_BYTES = 4 * 2**30
-# Libraries with compilers or kernels. Those that are installed count.
-_LIBRARIES = (
-    "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin",
-    "jax-cuda13-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12",
-    "nvidia-cublas",
-)  # fmt: skip
+# Libraries with compilers or kernels.
+_LIBRARIES = re.compile(r"jax(lib|-.*)?|libtpu|nvidia-(cublas|cudnn).*")
 
 
 def use_compile_cache(place: str | None = AUTO) -> None:
@@ -84,10 +80,8 @@ def use_compile_cache(place: str | None = AUTO) -> None:
 
 def compiler_facts(device: Any) -> dict[str, str]:
     """Returns what programs for a device depend on beside their computation: versions, the CPU."""
-    facts = {}
-    for library in _LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            facts[library] = importlib.metadata.version(library)
+    installed = importlib.metadata.distributions()
+    facts = {one.name: one.version for one in installed if _LIBRARIES.fullmatch(one.name)}
     facts["platform"] = device.client.platform_version
     if device.platform == "cpu":
         facts["cpu"] = _cpu()

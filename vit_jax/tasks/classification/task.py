@@ -115,12 +115,8 @@ def make_prepare(config: Config, num_classes: int) -> Prepare:
             images = flip(images, stream(config.seed, "flip", step))
         images = to_unit_range(images)
         if augment.erasing_probability:
-            images = erase(
-                images,
-                stream(config.seed, "erasing", step),
-                probability=augment.erasing_probability,
-                fill=augment.erasing_fill,
-            )
+            key = stream(config.seed, "erasing", step)
+            images = erase(images, key, probability=augment.erasing_probability)
         images, labels = mix(
             images,
             batch["label"],

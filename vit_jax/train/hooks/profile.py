@@ -2,8 +2,6 @@
 
 import logging
 
-import jax
-
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.processes import is_first_host
 from vit_jax.train.context import RunContext, StepOutput
@@ -23,9 +21,7 @@ class ProfileHook:
     def __init__(self, context: RunContext, log: LogHook):
         self._context, self._log = context, log
         self._trace: Trace | None = None
-        wanted = context.config.profile.processes(jax.process_count())
-        here = jax.process_index() in wanted
-        self._steps = context.config.profile.first_and_last if here else None
+        self._steps = context.config.profile.first_and_last if is_first_host() else None
         context.on_exit(self._cancel)
         if context.config.profile.first_and_last is not None:
             self._check(*context.config.profile.first_and_last)
