@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from images import encode, exif, photo, smooth
+from images import encode, photo, smooth
 
 from vit_jax.data import jpeg
 from vit_jax.data.jpeg import DamagedJpegError, UnsupportedJpegError, decode_part, read_header
@@ -30,12 +30,6 @@ def insert(encoded: bytes, marker: int, payload: bytes) -> bytes:
 def test_the_header_gives_size_and_completeness(options):
     header = read_header(encode(smooth(33, 70), "JPEG", **options))
     assert header == (70, 33, 1, True, True)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_header_gives_the_orientation(orientation):
-    header = read_header(encode(smooth(8, 8), "JPEG", exif=exif(orientation)))
-    assert header.orientation == orientation
 
 
 def big_endian_exif(kind: int, value: bytes) -> bytes:
@@ -135,15 +129,6 @@ def test_a_part_of_a_shrunk_image_equals_the_part_of_the_whole_image(subsampling
         left, top, right, bottom = box
         found = decode_part(encoded, box, shrink)
         np.testing.assert_array_equal(found, expected[top:bottom, left:right])
-
-
-@needs_library
-@pytest.mark.parametrize("shrink", [2, 4, 8])
-def test_shrinking_averages(shrink):
-    pixels = photo()[:384, :640]
-    found = whole(encode(pixels, "JPEG", quality=95, subsampling=0), shrink).astype(int)
-    blocks = pixels.reshape(384 // shrink, shrink, 640 // shrink, shrink, 3)
-    assert np.abs(found - blocks.mean(axis=(1, 3))).mean() < 3
 
 
 @needs_library

@@ -59,13 +59,6 @@ def test_other_modes_and_orientations_follow_the_decoder():
         assert Preprocess((8, 8))(Image.fromarray(_PIXELS).convert(mode)).shape == (1, 8, 8, 3)
 
 
-def test_bicubic_is_the_filter_of_pillow():
-    image = Image.fromarray(_PIXELS)
-    found = Preprocess((16, 16), "resize", interpolation="bicubic")(image)
-    want = np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC))
-    np.testing.assert_array_equal(found[0], want.astype(np.float32) / np.float32(127.5) - 1)
-
-
 def _save_with(folder, format, name, **changes):
     save(random_loaded(), folder, format)
     path = folder / name
