@@ -22,9 +22,7 @@ from aiohttp import web
 
 MOST_IN_A_PAGE = 1000
 _ROUTES = [
-    ("copy", r"/b/([^/]+)/o/([^/]+)/(?:copyTo|rewriteTo)/b/([^/]+)/o/([^/]+)"),
-    ("move", r"/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)"),
-    ("compose", r"/b/([^/]+)/o/([^/]+)/compose"),
+    ("copy", r"/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)"),
     ("object", r"/b/([^/]+)/o/([^/]+)"),
     ("objects", r"/b/([^/]+)/o"),
     ("bucket", r"/b/([^/]+)"),
@@ -115,11 +113,9 @@ class GcsServer:
             return "write", f"{bucket}/{upload['name'] if upload else _parts(call)[0]['name']}"
         if call.route == "copy":
             return "write", "/".join(call.names[2:])
-        if call.route == "move":
-            return "write", f"{bucket}/{call.names[2]}"
         if call.method not in ("GET", "HEAD"):
             return "delete" if call.method == "DELETE" else "write", f"{bucket}/{name}"
-        if call.route in ("objects", "buckets"):
+        if call.route == "objects":
             return "list", f"{bucket}/{call.query.get('prefix', '')}"
         return "read" if call.route == "content" else "stat", f"{bucket}/{name}"
 
@@ -160,24 +156,15 @@ class GcsServer:
         return _resource(bucket, name, stored)
 
     def _on_buckets(self, call):
-        if call.method == "POST":
-            bucket = json.loads(call.body)["name"]
-            if bucket in self._buckets:
-                raise Refused(409, "Your previous request to create the named bucket succeeded")
-            self._buckets[bucket] = {}
-            return web.json_response(_bucket_resource(bucket))
-        items = [_bucket_resource(bucket) for bucket in self._buckets]
-        return web.json_response({"kind": "storage#buckets", "items": items})
+        """Makes a bucket."""
+        bucket = json.loads(call.body)["name"]
+        self._buckets[bucket] = {}
+        return web.json_response({"kind": "storage#bucket", "name": bucket})
 
     def _on_bucket(self, call):
         (bucket,) = call.names
-        objects = self._objects(bucket)
-        if call.method == "DELETE":
-            if objects:
-                raise Refused(409, "The bucket you tried to delete is not empty.")
-            del self._buckets[bucket]
-            return web.Response(status=204)
-        return web.json_response(_bucket_resource(bucket))
+        self._objects(bucket)
+        return web.json_response({"kind": "storage#bucket", "name": bucket})
 
     def _on_objects(self, call):
         """A page of a bucket's objects and common prefixes."""
@@ -214,8 +201,6 @@ class GcsServer:
         if call.method == "DELETE":
             del self._objects(bucket)[name]
             return web.Response(status=204)
-        if call.method in ("PATCH", "PUT"):
-            stored.metadata |= json.loads(call.body).get("metadata") or {}
         return web.json_response(_resource(bucket, name, stored))
 
     def _on_content(self, call):
@@ -223,8 +208,6 @@ class GcsServer:
         bucket, name = call.names
         stored = self._object(bucket, name, call.query.get("generation"))
         self._check(call.query, bucket, name)
-        if call.method not in ("GET", "HEAD"):
-            raise Refused(501, "this server writes by the JSON API only")
         size = len(stored.data)
         headers = {
             "Content-Type": stored.content_type,
@@ -257,23 +240,7 @@ class GcsServer:
         size = str(len(stored.data))
         done = {"kind": "storage#rewriteResponse", "done": True, "resource": resource}
         done |= {"objectSize": size, "totalBytesRewritten": size}
-        return web.json_response(done | resource | {"kind": done["kind"]})
-
-    def _on_move(self, call):
-        bucket, from_name, name = call.names
-        stored = self._object(bucket, from_name)
-        resource = self._store(
-            call.query, bucket, name, stored.data, stored.content_type, stored.metadata
-        )
-        del self._objects(bucket)[from_name]
-        return web.json_response(resource)
-
-    def _on_compose(self, call):
-        bucket, name = call.names
-        sources = [source["name"] for source in json.loads(call.body)["sourceObjects"]]
-        data = b"".join(self._object(bucket, source).data for source in sources)
-        content_type = self._object(bucket, sources[0]).content_type
-        return web.json_response(self._store(call.query, bucket, name, data, content_type, {}))
+        return web.json_response(done)
 
     def _on_upload(self, call):
         (bucket,) = call.names
@@ -298,9 +265,6 @@ class GcsServer:
         upload = self._uploads.get(call.query["upload_id"])
         if upload is None:
             raise Refused(404, "no such upload")
-        if call.method == "DELETE":
-            del self._uploads[call.query["upload_id"]]
-            return web.Response(status=499)
         if "resource" in upload:  # A client whose answer was lost asks again.
             return web.json_response(upload["resource"])
         said = re.fullmatch(
@@ -347,10 +311,6 @@ def _checksums(data):
         "crc32c": base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode(),
         "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
     }
-
-
-def _bucket_resource(bucket):
-    return {"kind": "storage#bucket", "id": bucket, "name": bucket, "location": "US"}
 
 
 def _resource(bucket, name, stored):

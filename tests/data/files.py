@@ -4,10 +4,12 @@ import io
 import tarfile
 
 import numpy as np
+import tensorflow_datasets as tfds
 
 from vit_jax.data.sources import Example
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
+from vit_jax.errors import DataError
 from vit_jax.storage.files import copy_file
 from vit_jax.storage.paths import user_path
 
@@ -33,21 +35,24 @@ def open_folder(path, split="train", **options) -> FolderSource:
 
 
 class Labelled:
-    """Examples that are only labels."""
+    """Examples that are only labels, all with the same image; some may be unreadable."""
 
     name, fingerprint = "labelled", "0"
 
-    def __init__(self, labels, class_names):
+    def __init__(self, labels, class_names, image=b"", unreadable=()):
         self._labels, self.class_names = np.array(labels), tuple(class_names)
+        self._image, self._unreadable = image, unreadable
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> Example:
-        return Example(b"", int(self._labels[index]), str(index))
+        return self.read([index])[0]
 
     def read(self, indices):
-        return [self[i] for i in indices]
+        if any(i in self._unreadable for i in indices):
+            raise DataError("a damaged file", "a whole one", "restore it")
+        return [Example(self._image, int(self._labels[i]), str(i)) for i in indices]
 
     def labels(self) -> np.ndarray:
         return self._labels
@@ -59,3 +64,33 @@ def upload(folder, url):
         if path.is_file():
             copy_file(path, user_path(url) / path.relative_to(folder))
     return url
+
+
+def write_tfds(folder, dataset, features, examples):
+    """Writes the split "train" of a dataset as TFDS stores it; features are name -> feature."""
+
+    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        name = dataset
+
+        def _info(self):
+            held = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=held)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            yield from enumerate(examples)
+
+    tfds.disable_progress_bar()
+    Builder(data_dir=str(folder), file_format="array_record").download_and_prepare()
+
+
+def assert_same_batches(one, other):
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+            assert a[name].dtype == b[name].dtype

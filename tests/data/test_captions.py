@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from data.files import write_tar
+import tensorflow_datasets as tfds
+from data.files import write_tar, write_tfds
 from images import encode, noise
 from vocabularies import WORDS, write_word_level
 
@@ -172,44 +173,21 @@ def test_captions_in_a_sequence_of_tfds(vocabulary, value):
     assert captions.texts(example(captions=value)) == ["a cat", "the dog"]
 
 
-def test_a_tfds_text_feature_is_read(tmp_path, vocabulary, monkeypatch):
-    import tensorflow_datasets as tfds
-
-    features = tfds.features.FeaturesDict(
+def test_a_tfds_text_feature_is_read(tmp_path, vocabulary):
+    features = {
+        "image": tfds.features.Image(shape=(8, 8, 3), encoding_format="png"),
+        "captions": tfds.features.Sequence({"text": tfds.features.Text()}),
+    }
+    examples = [
         {
-            "image": tfds.features.Image(shape=(8, 8, 3), encoding_format="png"),
-            "captions": tfds.features.Sequence({"text": tfds.features.Text()}),
+            "image": io.BytesIO(PIXELS),
+            "captions": [{"text": f"a {colour} cat"}, {"text": "the cat"}],
         }
-    )
-
-    class Pictures(tfds.core.GeneratorBasedBuilder):
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            return self.dataset_info_from_configs(features=features)
-
-        def _split_generators(self, dl_manager):
-            return {"train": self._generate_examples()}
-
-        def _generate_examples(self):
-            for i in range(3):
-                yield (
-                    i,
-                    {
-                        "image": io.BytesIO(encode(noise(8, 8, i))),
-                        "captions": [{"text": f"a {COLOURS[i]} cat"}, {"text": "the cat"}],
-                    },
-                )
-
-    tfds.disable_progress_bar()
-    builder = Pictures(data_dir=str(tmp_path), file_format="array_record")
-    builder.download_and_prepare()
-    config = DataConfig(
-        name="pictures",
-        data_dir=str(tmp_path),
-        global_batch_size=2,
-        captions=CaptionsConfig(tokenizer=vocabulary, feature="captions/text"),
-    )
+        for colour in COLOURS
+    ]
+    write_tfds(tmp_path, "pictures", features, examples)
+    captions = CaptionsConfig(tokenizer=vocabulary, feature="captions/text")
+    config = data(tmp_path, vocabulary).replace(source="tfds", captions=captions)
     source = open_training_data(config).source
     captions = build_captions(config.captions, tower())
     found = sorted(captions.texts(one) for one in source.read(range(3)))

@@ -6,6 +6,7 @@ import os
 import jax
 import numpy as np
 import pytest
+from data.files import assert_same_batches
 from image_files import write_folder
 from PIL import Image
 
@@ -76,9 +77,8 @@ def spec(batch_size: int, rows: range | None = None, threads: int = 0, **changes
 
 
 def train(source, spec, start=0, end=10, seed=0, preprocessing=NOISY):
-    return list(
-        train_batches(source, preprocessing, spec, seed=seed, start_step=start, end_step=end)
-    )
+    steps = {"seed": seed, "start_step": start, "end_step": end}
+    return list(train_batches(source, preprocessing, spec, **steps))
 
 
 def numbers(batches) -> np.ndarray:
@@ -86,15 +86,6 @@ def numbers(batches) -> np.ndarray:
     return np.concatenate(
         [b["image"][:, 0, 0, 0] if b["image"].ndim == 4 else b["image"][:, 0, 0] for b in batches]
     )
-
-
-def assert_equal(one, other):
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        assert a.keys() == b.keys() == {"image", "label", "mask", "index", "skipped"}
-        for name in a:
-            np.testing.assert_array_equal(a[name], b[name])
-            assert a[name].dtype == b[name].dtype
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +150,7 @@ def test_each_example_is_in_a_batch_several_times_with_different_augmentations(s
     drawn = np.concatenate([b["image"][:, 1] for b in whole])
     assert len(np.unique(drawn, axis=0)) == 120
     # After a resume, and on two hosts.
-    assert_equal(train(source, spec(12, repeats=3), start=4), whole[4:])
+    assert_same_batches(train(source, spec(12, repeats=3), start=4), whole[4:])
     for rows in (range(6), range(6, 12)):
         part = train(source, spec(12, rows, repeats=3))
         np.testing.assert_array_equal(
@@ -178,9 +169,9 @@ def test_copies_of_an_example_at_the_end_of_a_batch_continue_in_the_next(source)
 def test_batches_are_the_same_with_any_number_of_threads_and_from_any_start(
     source, batches, threads, start
 ):
-    assert_equal(train(source, spec(8, threads=threads), start=start), batches[start:])
+    assert_same_batches(train(source, spec(8, threads=threads), start=start), batches[start:])
     one_ahead = spec(8, threads=threads, prefetch=1)
-    assert_equal(train(source, one_ahead, start=start), batches[start:])
+    assert_same_batches(train(source, one_ahead, start=start), batches[start:])
 
 
 @pytest.mark.parametrize("threads", [0, 4])
@@ -211,7 +202,7 @@ def test_rows_of_several_hosts_form_the_global_batch(source, batches, hosts):
         {name: np.concatenate([rows[name] for rows in step]) for name in step[0]}
         for step in zip(*parts, strict=True)
     ]
-    assert_equal(together, batches)
+    assert_same_batches(together, batches)
 
 
 def test_every_epoch_of_every_seed_is_another_permutation_of_all_examples(source):

@@ -1,19 +1,18 @@
 import hashlib
 import io
-import json
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from image_files import encoded, number_of, write_folder, write_tars
+from image_files import encoded, number_of, write_folder
 from PIL import Image
 from processes import run_command
 
 from vit_jax.data.prepare.images import fit_image
 from vit_jax.data.prepare.pack import PackOptions, pack
-from vit_jax.data.prepare.shards import JOURNAL, ShardFolder
+from vit_jax.data.prepare.shards import JOURNAL
 from vit_jax.data.sources import TfdsSource
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
@@ -37,6 +36,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def written(folder: Path) -> dict[Path, int]:
+    """Shard -> when it was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("photos-train*")}
+
+
 def test_a_prepared_folder_has_the_same_examples_in_the_same_order(photos, tmp_path):
     prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS)
     source = FolderSource(list_images(photos), "train", "photos")
@@ -58,10 +62,8 @@ def test_tfds_opens_the_result(photos, tmp_path):
     assert builder.info.features["label"].names == ["ant", "bee", "cat"]
     first = builder.as_data_source(split="train")[0]  # TFDS decodes it.
     assert first["image"].shape == (4, 4, 3)
-    assert first["image"][0, 0, 0] == number_of(
-        TfdsSource("photos", "train", str(tmp_path / "data"))[0].image
-    )
-    assert (packed.path / "label.labels.txt").read_text().split() == ["ant", "bee", "cat"]
+    ours = TfdsSource("photos", "train", str(tmp_path / "data"))[0]
+    assert first["image"][0, 0, 0] == number_of(ours.image)
 
 
 def test_the_metadata_has_the_checksums_of_the_shards_and_they_enter_the_fingerprint(
@@ -86,28 +88,10 @@ def test_the_validation_part_is_the_slice_of_the_folder_with_its_share_of_every_
     assert packed.splits == {"train": 10, "validation": 10}
     listing = list_images(photos)
     for split, part in (("train", "train[:50%]"), ("validation", "train[50%:]")):
-        source = TfdsSource("photos", split, str(tmp_path / "data"))
-        assert np.bincount(source.labels()).tolist() == [5, 3, 2]
-        expected = FolderSource(listing, part, "photos")
-        assert [e.image for e in source.read(range(10))] == [
-            e.image for e in expected.read(range(10))
-        ]
-
-
-def test_train_and_val_folders_become_splits(tmp_path):
-    write_folder(tmp_path / "p" / "train", {"ant": 3, "bee": 2})
-    write_folder(tmp_path / "p" / "val", {"bee": 1}, start=9)
-    assert prepare(tmp_path / "p", tmp_path / "data").splits == {"train": 3 + 2, "val": 1}
-    val = TfdsSource("photos", "val", str(tmp_path / "data"))
-    assert (number_of(val[0].image), val[0].label) == (9, 1)
-
-
-def test_tar_files_give_the_same_examples_as_folders(photos, tmp_path):
-    tars = write_tars(tmp_path / "tars", photos)
-    prepare(tars, tmp_path / "data", name="tars", shard_mb=TINY_SHARDS)
-    found = TfdsSource("tars", "train", str(tmp_path / "data")).read(range(20))
-    expected = FolderSource(list_images(photos), "train", "photos").read(range(20))
-    assert sorted((e.image, e.label) for e in found) == sorted((e.image, e.label) for e in expected)
+        found = TfdsSource("photos", split, str(tmp_path / "data"))
+        assert np.bincount(found.labels()).tolist() == [5, 3, 2]
+        expected = FolderSource(listing, part, "photos").read(range(10))
+        assert [e.image for e in found.read(range(10))] == [e.image for e in expected]
 
 
 @pytest.mark.parametrize("after", [pytest.param([7], marks=pytest.mark.slow), [3, 4]])
@@ -121,11 +105,11 @@ def test_a_killed_run_resumes_and_gives_the_same_bytes(photos, tmp_path, after):
     assert "dataset_info.json" not in left
     with pytest.raises(DataError):
         TfdsSource("photos", "train", str(tmp_path / "killed"))
-    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "killed").rglob("photos-train*")}
+    kept = written(tmp_path / "killed")
     assert kept
     again = prepare(photos, tmp_path / "killed", shard_mb=TINY_SHARDS)
     assert content(again.path) == content(whole)
-    assert {p: p.stat().st_mtime_ns for p in kept} == kept  # Not written again.
+    assert kept.items() <= written(tmp_path / "killed").items()  # Not written again.
 
 
 def test_a_journal_line_that_a_kill_cut_off_is_written_again(photos, tmp_path):
@@ -138,79 +122,63 @@ def test_a_journal_line_that_a_kill_cut_off_is_written_again(photos, tmp_path):
     assert content(path) == before
 
 
-def test_a_complete_dataset_is_not_written_again(photos, tmp_path):
-    path = prepare(photos, tmp_path / "data").path
-    before = {p: p.stat().st_mtime_ns for p in path.iterdir() if p.name != ".prepare.lock"}
-    assert prepare(photos, tmp_path / "data").was_complete
-    assert {p: p.stat().st_mtime_ns for p in before} == before
-
-
 @pytest.mark.parametrize(
-    ("pattern", "damage"),
+    ("pattern", "left"),
     [
-        ("dataset_info.json", lambda path: path.write_text("")),
-        ("dataset_info.json", lambda path: path.write_text('{"name":')),
-        ("features.json", lambda path: path.unlink()),
-        ("label.labels.txt", lambda path: path.unlink()),
-        ("*-00001-of-*", lambda path: path.write_bytes(path.read_bytes()[:1000])),
-        ("*-00002-of-*", lambda path: path.unlink()),
+        ("dataset_info.json", b""),
+        ("dataset_info.json", b'{"name":'),
+        ("features.json", None),
+        ("label.labels.txt", None),
+        ("*-00001-of-*", bytes(1000)),
+        ("*-00002-of-*", None),
     ],
-    ids=["empty-info", "cut-info", "no-features", "no-classes", "cut-shard", "no-shard"],
 )
-def test_damaged_files_are_written_again(photos, tmp_path, pattern, damage):
+def test_damaged_files_are_written_again(photos, tmp_path, pattern, left):
     path = prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS).path
     before = content(path)
     (damaged,) = path.glob(pattern)
-    damage(damaged)
+    if left is None:
+        damaged.unlink()
+    else:
+        damaged.write_bytes(left)
     assert not prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS).was_complete
-    after = content(path)
-    assert {n: b for n, b in after.items() if n != JOURNAL} == {
-        n: b for n, b in before.items() if n != JOURNAL
-    }
+    assert content(path) | {JOURNAL: before[JOURNAL]} == before
     assert prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS).was_complete
 
 
-@pytest.mark.parametrize("change", ["image", "short_side"])
-def test_other_images_or_options_for_an_existing_dataset_are_refused(photos, tmp_path, change):
+@pytest.mark.parametrize(
+    ("new_image", "options", "word"),
+    [(True, {}, "images"), (False, {"short_side": 2}, "short_side")],
+)
+def test_other_images_or_options_for_an_existing_dataset_are_refused(
+    photos, tmp_path, new_image, options, word
+):
     path = prepare(photos, tmp_path / "data").path
     before = content(path)
-    if change == "image":
+    if new_image:
         (photos / "ant" / "new.png").write_bytes(encoded(99))
-    options = {"short_side": 2} if change == "short_side" else {}
     with pytest.raises(DataError) as caught:
         prepare(photos, tmp_path / "data", **options)
-    assert ("images" if change == "image" else "short_side") in caught.value.got
+    assert word in caught.value.got
     assert content(path) == before
 
 
 def test_an_unreadable_image_is_named_or_skipped(photos, tmp_path):
     (photos / "bee" / "012.png").write_bytes(encoded(12)[:50])
     (photos / "cat" / "017.png").write_bytes(b"")
-    with pytest.raises(DataError) as caught:
-        prepare(photos, tmp_path / "data")
-    assert "unreadable image" in caught.value.got
-    assert "--on_bad_example=skip" in caught.value.fix
-    packed = prepare(photos, tmp_path / "other", on_bad_example="skip")
-    assert sorted(packed.skipped) == ["bee/012.png", "cat/017.png"]
-    assert packed.splits == {"train": 18}
-    found = TfdsSource("photos", "train", str(tmp_path / "other"))
-    assert np.bincount(found.labels()).tolist() == [10, 5, 3]
-    assert sorted(prepare(photos, tmp_path / "other", on_bad_example="skip").skipped) == sorted(
-        packed.skipped
-    )
-
-
-def test_a_run_that_stopped_at_an_unreadable_image_resumes_with_skip(photos, tmp_path):
-    (photos / "bee" / "012.png").write_bytes(b"")
-    with pytest.raises(DataError, match="--on_bad_example=skip"):
+    with pytest.raises(DataError, match=r"unreadable image.*--on_bad_example=skip"):
         prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS)
-    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "data").rglob("photos-train*")}
+    kept = written(tmp_path / "data")
     assert kept
-    packed = prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS, on_bad_example="skip")
-    assert packed.skipped == ["bee/012.png"]
-    assert {p: p.stat().st_mtime_ns for p in kept} == kept  # Not written again.
+    for _ in range(2):
+        packed = prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS, on_bad_example="skip")
+        assert sorted(packed.skipped) == ["bee/012.png", "cat/017.png"]
+        assert packed.splits == {"train": 18}
+    assert kept.items() <= written(tmp_path / "data").items()  # Not written again.
+    found = TfdsSource("photos", "train", str(tmp_path / "data"))
+    assert np.bincount(found.labels()).tolist() == [10, 5, 3]
     # A dataset that lacks images is not given out as whole.
-    with pytest.raises(DataError, match=r"skipped 1 unreadable images, such as .*bee/012.png"):
+    with pytest.raises(DataError, match=r"skipped 2 unreadable images, such as "):
         prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS)
 
 
@@ -278,16 +246,3 @@ def test_transparency_is_dropped_when_shrinking():
     image, _ = fit_image(held.getvalue(), 10)
     assert opened(image).mode == "RGB"
     assert number_of(image) == 90
-
-
-def test_shards_are_reproducible_and_recorded_in_the_journal(tmp_path):
-    records = [bytes([i]) * 1000 for i in range(50)]
-    shards = []
-    for name in ("one", "other"):
-        with ShardFolder(tmp_path / name, {"plan": 1}) as folder:
-            shards.append(folder.write("x", iter(records), {"note": 2}))
-    assert shards[0] == shards[1]
-    assert (shards[0].examples, shards[0].num_bytes) == (50, 50_000)
-    lines = (tmp_path / "one" / JOURNAL).read_text().splitlines()
-    assert json.loads(lines[0]) == {"plan": 1}
-    assert json.loads(lines[1])["sha256"] == shards[0].sha256

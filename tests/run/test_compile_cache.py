@@ -19,18 +19,20 @@ from vit_jax.run.compile_cache import (
 @pytest.fixture(autouse=True)
 def own_cache():
     """Each test starts without a cache, and leaves that of the other tests."""
-    names = (
-        "jax_compilation_cache_dir", "jax_compilation_cache_max_size",
-        "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_enable_xla_caches",
-        "jax_enable_compilation_cache",
-    )  # fmt: skip
-    before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_enable_compilation_cache", True)
-    compilation_cache.reset_cache()
+    settings = {
+        "jax_compilation_cache_dir": None,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_enable_compilation_cache": True,
+    }
+    others = ("jax_compilation_cache_max_size", "jax_persistent_cache_enable_xla_caches")
+    before = {name: getattr(jax.config, name) for name in (*settings, *others)}
+    configure(settings)
     yield
-    for name, value in before.items():
+    configure(before)
+
+
+def configure(settings):
+    for name, value in settings.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
 
