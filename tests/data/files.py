@@ -34,28 +34,37 @@ def open_folder(path, split="train", **options) -> FolderSource:
     return FolderSource(list_images(path), split, "photos", **options)
 
 
-class Labelled:
-    """Examples that are only labels, all with the same image; some may be unreadable."""
+class InMemory:
+    """A source of these examples; it counts how often each is read, and some cannot be read."""
 
-    name, fingerprint = "labelled", "0"
+    fingerprint = "0"
 
-    def __init__(self, labels, class_names, image=b"", unreadable=()):
-        self._labels, self.class_names = np.array(labels), tuple(class_names)
-        self._image, self._unreadable = image, unreadable
+    def __init__(self, examples, class_names, name="memory", unreadable=()):
+        self.examples, self.class_names, self.name = list(examples), tuple(class_names), name
+        self.reads, self._unreadable = np.zeros(len(self.examples), int), unreadable
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.examples)
 
     def __getitem__(self, index: int) -> Example:
         return self.read([index])[0]
 
     def read(self, indices):
+        self.reads[list(indices)] += 1
         if any(i in self._unreadable for i in indices):
             raise DataError("a damaged file", "a whole one", "restore it")
-        return [Example(self._image, int(self._labels[i]), str(i)) for i in indices]
+        return [self.examples[i] for i in indices]
+
+
+class Labelled(InMemory):
+    """Examples with these labels and one image."""
+
+    def __init__(self, labels, class_names, image=b"", **options):
+        examples = [Example(image, int(label), str(i)) for i, label in enumerate(labels)]
+        super().__init__(examples, class_names, "labelled", **options)
 
     def labels(self) -> np.ndarray:
-        return self._labels
+        return np.array([example.label for example in self.examples])
 
 
 def upload(folder, url):

@@ -11,7 +11,6 @@ from processes import run_command
 
 from vit_jax.__main__ import main
 from vit_jax.data.prepare.pack import PackOptions, pack
-from vit_jax.data.prepare.shards import JOURNAL
 from vit_jax.data.sources import TfdsSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.errors import DataError
@@ -75,8 +74,6 @@ def test_a_killed_run_resumes_after_the_last_shard(bucket, photos, tmp_path):
     assert kept.items() <= now.items()  # Not written again.
 
 
-
-
 def test_a_bucket_that_becomes_read_only_is_one_error(gcs, photos):
     url = f"{gcs.url}/data"
     gcs.server.faults(read_only=True, only="write .*array_record")
@@ -108,5 +105,3 @@ def test_commands_prepare_and_check(bucket, photos, capsys):
     shard.write_bytes(bytes(content))
     code, said = run(capsys, "check", "photos", where, "--json")
     assert (code, list(json.loads(said)["damaged_files"])) == (2, [shard.name])
-
-

@@ -68,10 +68,16 @@ def texts_of(source, feature="caption"):
 
 def test_a_csv_file_may_have_several_captions_of_an_image(tmp_path, vocabulary):
     rows = [("1.png", "a red cat"), ("2.png", "a dog"), ("1.png", "the cat, big")]
-    source = open_source(data(write_csv(tmp_path, rows), vocabulary), "train")
+    config = data(write_csv(tmp_path, rows), vocabulary)
+    source = open_source(config, "train")
     assert texts_of(source) == {"1.png": ["a red cat", "the cat, big"], "2.png": ["a dog"]}
     assert source[0].image == PIXELS
     assert source.class_names == ()
+    with pytest.raises(DataError, match="has captions, no labels"):
+        open_source(data(tmp_path / "captions.csv", None), "train")
+    # A subset needs no classes.
+    subset = config.subset.replace(examples=1)
+    assert len(open_training_data(config.replace(subset=subset)).source) == 1
 
 
 def test_a_folder_with_jsonl_of_lists_and_splits(tmp_path, vocabulary):
@@ -83,8 +89,8 @@ def test_a_folder_with_jsonl_of_lists_and_splits(tmp_path, vocabulary):
         (tmp_path / line["file_name"]).write_bytes(PIXELS)
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     config = data(tmp_path, vocabulary, feature="text")
-    assert texts_of(open_source(config, "train"), "text") == {"1.png": ["a cat", "the cat"]}
-    assert texts_of(open_source(config, "test"), "text") == {"2.png": ["a dog"]}
+    train, test = (texts_of(open_source(config, split), "text") for split in ("train", "test"))
+    assert (train, test) == ({"1.png": ["a cat", "the cat"]}, {"2.png": ["a dog"]})
 
 
 @pytest.mark.parametrize("feature", [None, "txt", "long"])
@@ -109,11 +115,6 @@ def test_tar_files_of_webdataset_are_read_in_place(tmp_path, vocabulary, feature
     assert other.fingerprint != source.fingerprint
 
 
-def test_a_subset_needs_no_classes(tmp_path, vocabulary):
-    rows = [(f"{i}.png", f"a {COLOURS[i % 3]} cat") for i in range(9)]
-    config = data(write_csv(tmp_path, rows), vocabulary)
-    config = config.replace(subset=config.subset.replace(examples=4))
-    assert len(open_training_data(config).source) == 4
 
 
 def test_drawn_captions_depend_only_on_seed_and_position(tmp_path, vocabulary):
@@ -121,26 +122,22 @@ def test_drawn_captions_depend_only_on_seed_and_position(tmp_path, vocabulary):
     config = data(write_csv(tmp_path, rows), vocabulary)
     source = open_training_data(config).source
     captions = build_captions(config.captions, tower())
-    preprocessing = captioned_image(make_eval_transform(8, "resize"), 8, captions)
-    spec = BatchSpec(4, range(4), num_threads=2)
+    transform, spec = make_eval_transform(8, "resize"), BatchSpec(4, range(4), num_threads=2)
+    drawn, first = (captioned_image(transform, 8, captions, draws=draws) for draws in (True, False))
 
-    def batches(first, last):
-        with train_batches(
-            source, preprocessing, spec, seed=3, start_step=first, end_step=last
-        ) as feed:
+    def batches(start, end):
+        with train_batches(source, drawn, spec, seed=3, start_step=start, end_step=end) as feed:
             return [batch["tokens"].copy() for batch in feed]
 
     whole = batches(0, 40)
     np.testing.assert_array_equal(batches(30, 40), whole[30:])
     assert whole[0].dtype == np.int32
     assert (whole[0][:, [0, 2, 3, 4]] == [word("a"), word("cat"), 1, 0]).all()
-    drawn = np.bincount(np.ravel([tokens[:, 1] for tokens in whole]))
-    counts = [drawn[word(colour)] for colour in COLOURS]
+    found = np.bincount(np.ravel([tokens[:, 1] for tokens in whole]))
+    counts = [found[word(colour)] for colour in COLOURS]
     assert sum(counts) == 160
     assert min(counts) > 35  # A third of 160 each.
-    with eval_batches(
-        source, captioned_image(make_eval_transform(8, "resize"), 8, captions, draws=False), spec
-    ) as feed:
+    with eval_batches(source, first, spec) as feed:
         assert (next(feed)["tokens"][:, 1] == word("red")).all()
 
 
@@ -209,10 +206,6 @@ def test_captions_are_checked_before_the_first_step(tmp_path, vocabulary, caplog
         build_captions(config.captions, TextConfig(vocabulary_size=99))
 
 
-def test_images_with_captions_without_the_captions_section(tmp_path):
-    config = data(write_csv(tmp_path, [("1.png", "a cat")]), None)
-    with pytest.raises(DataError, match="has captions, no labels"):
-        open_source(config, "train")
 
 
 def test_the_data_command_checks_captions(tmp_path, capsys):
@@ -223,7 +216,6 @@ def test_the_data_command_checks_captions(tmp_path, capsys):
     assert "3 examples" in capsys.readouterr().out
     assert main(["data", "check", *arguments]) == 2
     shown = capsys.readouterr()
-    assert "images with captions" in shown.out
-    assert "an empty caption" in shown.out
-    assert "caption b'\\xff'" in shown.out
+    for words in ("images with captions", "an empty caption", "caption b'\\xff'"):
+        assert words in shown.out
     assert "2 of 3 examples are bad" in shown.err

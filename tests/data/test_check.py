@@ -6,10 +6,8 @@ from PIL import Image
 
 from vit_jax.data.check import check_split, dataset_warnings, wrong_checksums
 from vit_jax.data.prepare.pack import PackOptions, pack
-from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
-from vit_jax.errors import DataError
 
 
 def check_folder(path):
@@ -44,8 +42,6 @@ def test_a_bad_file_is_listed_with_its_reason(tmp_path, content, reason):
     assert message.startswith(reason)
     assert report.per_class.tolist() == [10, 6, 4]
     assert len(report.sizes) == len(report.num_bytes) == 20
-
-
 
 
 def test_a_label_beyond_the_class_count_is_bad():
@@ -116,5 +112,3 @@ def test_a_prepared_dataset_is_checked_against_its_checksums(tmp_path):
         (shards[0].name, "wrong checksum: changed or damaged"),
         (shards[1].name, "missing"),
     ]
-
-

@@ -73,8 +73,6 @@ def test_if_no_box_fits_torchvision_takes_the_largest_central_one_and_the_paper_
         assert paper_box(size, 0.5, 0.9, np.random.default_rng(seed)) == (0, 0, *size)
 
 
-
-
 @BOTH
 def test_full_area_of_a_wide_image_falls_back_to_the_whole(draw):
     # Ratio 30/29 is allowed, and rarely is exactly this one drawn.

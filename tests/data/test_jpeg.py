@@ -130,21 +130,12 @@ def test_a_part_of_a_shrunk_image_equals_the_part_of_the_whole_image(subsampling
         np.testing.assert_array_equal(found, expected[top:bottom, left:right])
 
 
-@needs_library
-def test_gray_becomes_rgb():
-    gray = np.ascontiguousarray(photo()[:40, :40, 1])
-    found = whole(encode(gray, "JPEG", quality=95))
-    assert (found == found[:, :, :1]).all()
-    assert np.abs(found[:, :, 0].astype(int) - gray).mean() < 2
 
 
 @needs_library
 def test_damaged_image_data_are_an_error_only_if_they_are_needed():
-    pixels = photo()[:320, :320]
-    encoded = encode(pixels, "JPEG")
+    encoded = encode(photo()[:320, :320], "JPEG")
     at = len(encoded) * 3 // 4
-    with pytest.raises(DamagedJpegError, match="Corrupt JPEG data"):  # A marker that has no place.
-        whole(encoded[:at] + b"\xff\xd3" + encoded[at + 2 :])
     # A table that is none, an error behind a warning.
     broken = encoded[:at] + b"\xff\xc4" + encoded[at + 2 :]
     with pytest.raises(DamagedJpegError, match="Bogus Huffman table"):
@@ -153,18 +144,8 @@ def test_damaged_image_data_are_an_error_only_if_they_are_needed():
     np.testing.assert_array_equal(decode_part(broken, (0, 0, 320, 80)), whole(encoded)[:80])
 
 
-@needs_library
-def test_missing_image_data_are_an_error():
-    encoded = encode(photo()[:200, :200], "JPEG")
-    with pytest.raises(DamagedJpegError, match="premature end of data segment"):
-        whole(encoded[: len(encoded) // 2] + b"\xff\xd9")
 
 
-@needs_library
-@pytest.mark.parametrize("encoded", [b"", b"no JPEG"])
-def test_a_jpeg_that_libjpeg_turbo_refuses_is_unsupported(encoded):
-    with pytest.raises(UnsupportedJpegError):
-        decode_part(encoded, (0, 0, 1, 1))
 
 
 @needs_library

@@ -41,8 +41,11 @@ def written(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("photos-train*")}
 
 
-def test_a_prepared_folder_has_the_same_examples_in_the_same_order(photos, tmp_path):
-    prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS)
+def test_a_prepared_folder_has_the_same_examples_in_the_same_order_for_us_and_tfds(
+    photos, tmp_path
+):
+    path = prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS).path
+    assert path == tmp_path / "data" / "photos" / "1.0.0"
     source = FolderSource(list_images(photos), "train", "photos")
     packed = TfdsSource("photos", "train", str(tmp_path / "data"))
     assert packed.class_names == source.class_names == ("ant", "bee", "cat")
@@ -51,19 +54,14 @@ def test_a_prepared_folder_has_the_same_examples_in_the_same_order(photos, tmp_p
         assert (one.image, one.label) == (other.image, other.label)
         assert other.id in one.id
     assert packed.labels().tolist() == source.labels().tolist()
-
-
-def test_tfds_opens_the_result(photos, tmp_path):
-    packed = prepare(photos, tmp_path / "data", shard_mb=TINY_SHARDS)
-    assert packed.path == tmp_path / "data" / "photos" / "1.0.0"
-    builder = tfds.builder_from_directory(str(packed.path))
+    builder = tfds.builder_from_directory(str(path))
     assert builder.info.splits["train"].num_examples == 20
     assert builder.info.splits["train"].num_shards > 5
     assert builder.info.features["label"].names == ["ant", "bee", "cat"]
     first = builder.as_data_source(split="train")[0]  # TFDS decodes it.
     assert first["image"].shape == (4, 4, 3)
-    ours = TfdsSource("photos", "train", str(tmp_path / "data"))[0]
-    assert first["image"][0, 0, 0] == number_of(ours.image)
+    assert first["image"][0, 0, 0] == number_of(packed[0].image)
+    assert (path / "label.labels.txt").read_text().split() == ["ant", "bee", "cat"]
 
 
 def test_the_metadata_has_the_checksums_of_the_shards_and_they_enter_the_fingerprint(

@@ -82,15 +82,6 @@ def test_without_antialiasing_only_the_nearest_four_pixels_count():
     assert np.abs(found - sum(four) / 4).max() <= 1
 
 
-def test_with_antialiasing_every_pixel_counts():
-    black = np.zeros((64, 64, 3), np.uint8)
-    for place in range(4, 60, 3):
-        point = black.copy()
-        point[place - 1 : place + 1, place - 1 : place + 1] = 255
-        assert resize(point, 16).max() > 0
-    point = black.copy()
-    point[8, 8] = 255
-    assert resize(point, 16, antialias=False).max() == 0
 
 
 # Size from 256, and how much is left at most of stripes that are too fine for the result: a little
@@ -110,10 +101,6 @@ def test_patterns_too_fine_for_the_result_are_averaged_away(size, past_nyquist, 
     assert contrast(resize(fine, size, antialias=False)) > 0.55 * cosine
 
 
-@pytest.mark.parametrize("size", [200, 128, 96, 50])
-def test_coarse_patterns_are_preserved(size):
-    pixels = stripes(16 * 256 / size, 256)
-    assert contrast(resize(pixels, size)) > 0.98 * contrast(pixels)
 
 
 @pytest.mark.parametrize("shape", [(1000, 40), (40, 1000), (1, 500), (500, 1), (7, 3)])

@@ -141,8 +141,6 @@ def test_bicubic_crops_equal_pillows_in_training_and_evaluation():
     assert np.abs(found - np.asarray(whole)).mean() < 1.5
 
 
-
-
 def test_evaluation_is_deterministic_and_needs_no_augment_section():
     rng = np.random.default_rng(0)
     encoded = encode(noise(9, 9))
@@ -183,14 +181,6 @@ def test_partial_and_full_decoding_agree_within_a_few_levels(monkeypatch, size, 
             assert np.abs(one - other).max() <= 1
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_crops_are_taken_from_the_upright_image(kind):
-    stored = smooth(90, 60)
-    upright = encode(np.rot90(stored, -1).copy(), kind)
-    turned = encode(stored, kind, exif=exif(6))
-    for crop in (*(functools.partial(train, seed=seed) for seed in range(5)), evaluate):
-        one, other = (crop(encoded, 32).astype(int) for encoded in (upright, turned))
-        assert np.abs(one - other).mean() < 2
 
 
 @pytest.mark.parametrize(

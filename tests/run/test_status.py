@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import ROOT
 
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
-from vit_jax.run.default_folder import default_folder, recipe_name
+from vit_jax.run.default_folder import default_folder, default_sweep_folder, recipe_name
 from vit_jax.run.status import STATES, read_status
 from vit_jax.run.time_account import TimeAccount
 
@@ -116,3 +117,16 @@ def test_the_same_command_continues_its_run_and_another_gets_a_new_folder(tmp_pa
     sys.argv.append(command[-1])
     assert default_folder("configs/quickstart.py") == second
     assert recipe_name("configs/a b.py:L/16,x") == "a-b-L-16-x"
+
+
+def test_a_sweep_continues_in_its_newest_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = str(ROOT / "configs" / "quickstart.py")
+    (tmp_path / "mine.py").write_text(f"def get_sweep():\n    yield {config!r}, {{}}\n")
+    folder = default_sweep_folder("mine.py")
+    assert folder.name == f"mine-{datetime.date.today().isoformat()}"
+    for _ in range(2):
+        assert main(["sweep", "--sweep=mine.py", "--executor=commands"]) == 0
+        assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
+    assert default_sweep_folder("mine.py") == folder
+    assert default_sweep_folder("./mine.py").name == f"{folder.name}-2"

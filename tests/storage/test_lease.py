@@ -89,8 +89,6 @@ def test_a_process_waits_for_the_lease_as_long_as_it_was_told(path):
             assert released.is_set()
 
 
-
-
 def test_a_lease_of_a_process_of_this_machine_that_has_ended_is_free_at_once(path, monkeypatch):
     monkeypatch.setattr(lock, "STALE_S", 60.0)
     process = PROCESSES.Process(target=int)

@@ -97,8 +97,6 @@ def test_segments_of_a_folder_that_was_copied_from_a_bucket_become_one_file(tmp_
     assert read_log(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 2}]
 
 
-
-
 @pytest.fixture
 def remote(bucket):
     return user_path(f"{bucket.url}/run/a.jsonl")

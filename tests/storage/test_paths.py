@@ -12,7 +12,7 @@ from vit_jax.__main__ import main
 from vit_jax.errors import FileError, RunFolderError
 from vit_jax.storage import paths
 from vit_jax.storage.bucket_path import BucketPath
-from vit_jax.storage.paths import cache_dir, check_output_folder, is_bucket, local_path, user_path
+from vit_jax.storage.paths import check_output_folder, is_bucket, local_path, user_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,10 +124,6 @@ def test_a_mounted_bucket_is_a_bucket(tmp_path, monkeypatch):
     assert not is_bucket(mounted / "disk" / "run")
 
 
-
-
-
-
 def test_local_paths_import_no_storage_client():
     code = (
         "import sys; from vit_jax.storage.paths import user_path, is_bucket;"
@@ -139,8 +135,6 @@ def test_local_paths_import_no_storage_client():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout == "[]\n"
-
-
 
 
 def test_a_folder_for_results_is_checked_before_the_work(tmp_path):
