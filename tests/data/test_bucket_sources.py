@@ -86,13 +86,6 @@ def test_names_fingerprints_and_labels_are_those_of_the_disk(digits_url, digits_
         assert not here.remote
 
 
-@pytest.mark.slow
-def test_a_subset_of_a_bucket_is_that_of_the_disk(gcs, digits_dir, tmp_path):
-    url = upload(digits_dir, f"{gcs.url}/datasets")
-    there, here = (config(d, tmp_path, subset={"examples": 200}) for d in (url, digits_dir))
-    assert_same_batches(batches(there), batches(here))
-
-
 @pytest.fixture
 def photos(tmp_path):
     """Images of several sizes, hidden and other files, and two splits."""

@@ -115,8 +115,6 @@ def test_tar_files_of_webdataset_are_read_in_place(tmp_path, vocabulary, feature
     assert other.fingerprint != source.fingerprint
 
 
-
-
 def test_drawn_captions_depend_only_on_seed_and_position(tmp_path, vocabulary):
     rows = [(f"{i}.png", f"a {colour} cat") for i in range(4) for colour in COLOURS]
     config = data(write_csv(tmp_path, rows), vocabulary)
@@ -204,8 +202,6 @@ def test_captions_are_checked_before_the_first_step(tmp_path, vocabulary, caplog
     assert check_captions(source, strict, skips=True) == 0
     with pytest.raises(ModelError, match="15 tokens for a text tower with 99 embeddings"):
         build_captions(config.captions, TextConfig(vocabulary_size=99))
-
-
 
 
 def test_the_data_command_checks_captions(tmp_path, capsys):

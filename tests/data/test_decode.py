@@ -162,8 +162,6 @@ def test_a_part_of_a_shrunk_image_is_widened_to_whole_pixels(decoder):
     assert image.part((52, 36, 53, 37), 8).shape == (1, 1, 3)
 
 
-
-
 @pytest.mark.parametrize(
     ("encoded", "part"),
     [

@@ -173,8 +173,6 @@ def test_cutmix_box_has_sides_of_the_square_root_of_the_pasted_share():
     assert cutmix_box(12, 20, share(0.999), jax.random.key(3)).sum() == 0
 
 
-
-
 def mix_often(images, times: int = 8, **alphas):
     """Images and labels of several keys; the labels are 0, 1, 2, ..."""
     count = images.shape[0]

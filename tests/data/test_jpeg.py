@@ -130,8 +130,6 @@ def test_a_part_of_a_shrunk_image_equals_the_part_of_the_whole_image(subsampling
         np.testing.assert_array_equal(found, expected[top:bottom, left:right])
 
 
-
-
 @needs_library
 def test_damaged_image_data_are_an_error_only_if_they_are_needed():
     encoded = encode(photo()[:320, :320], "JPEG")
@@ -142,10 +140,6 @@ def test_damaged_image_data_are_an_error_only_if_they_are_needed():
         whole(broken)
     # The upper quarter lies before the damage.
     np.testing.assert_array_equal(decode_part(broken, (0, 0, 320, 80)), whole(encoded)[:80])
-
-
-
-
 
 
 @needs_library

@@ -288,51 +288,47 @@ def test_positions_beyond_32_bits_work(source):
     assert sorted(order) == list(range(50))
 
 
-BAD = {7: Example(b"no image", 7, "number 7"), 8: Example(b"", 8, "number 8")}
+NO_IMAGES = {7: Example(b"no image", 7, "number 7"), 8: Example(b"", 8, "number 8")}
+OUT_OF_RANGE = {7: Example(memory(1)[0].image, 99, "number 7")}
+SKIP = pytest.mark.parametrize(
+    ("broken", "bad"),
+    [
+        (memory(50, NO_IMAGES), [7, 8]),
+        (memory(50, OUT_OF_RANGE), [7]),
+        (memory(50, unreadable=[7]), [7]),
+    ],
+    ids=["no images", "label out of range", "no permission"],
+)
 
 
-def test_the_next_good_example_replaces_a_bad_one():
-    broken, whole = memory(50, BAD), memory(50)
-    skip = spec(10, on_bad_example="skip")
-    got, want = (train(s, skip, end=5) for s in (broken, whole))
-    replaced = np.where(np.isin(numbers(want), (7, 8)), 9, numbers(want))
+@SKIP
+def test_the_next_good_example_replaces_a_bad_one(source, broken, bad):
+    got, want = (train(s, spec(10, on_bad_example="skip"), end=5) for s in (broken, source))
+    is_bad = np.isin(numbers(want), bad)
+    replaced = np.where(is_bad, bad[-1] + 1, numbers(want))
     np.testing.assert_array_equal(numbers(got), replaced)
-    skipped = np.concatenate([batch["skipped"] for batch in got])
-    bad = np.isin(numbers(want), (7, 8))
-    np.testing.assert_array_equal(skipped, np.where(bad, numbers(want).astype(int), -1))
-    labels = np.concatenate([batch["label"] for batch in got])
-    np.testing.assert_array_equal(labels, replaced % 10)
-    np.testing.assert_array_equal(np.concatenate([batch["index"] for batch in got]), replaced)
+    for name, expected in (
+        ("skipped", np.where(is_bad, numbers(want).astype(int), -1)),
+        ("label", replaced % 10),
+        ("index", replaced),
+    ):
+        np.testing.assert_array_equal(np.concatenate([batch[name] for batch in got]), expected)
     # Every other example draws what it would have drawn without the bad ones.
     for one, other in zip(got, want, strict=True):
         good = one["skipped"] < 0
         np.testing.assert_array_equal(one["image"][good], other["image"][good])
 
 
-def test_a_label_out_of_range_is_skipped_too():
-    broken = memory(20, {3: Example(memory(4)[3].image, 99, "number 3")})
-    batches = train(broken, spec(10, on_bad_example="skip"), end=2)
-    assert [i for batch in batches for i in batch["skipped"] if i >= 0] == [3]
-    assert max(int(batch["label"].max()) for batch in batches) == 9
-
-
-def test_evaluation_does_not_count_a_skipped_example():
-    batches = list(eval_batches(memory(50, BAD), PLAIN, spec(16, on_bad_example="skip")))
+@SKIP
+def test_evaluation_does_not_count_a_skipped_example(broken, bad):
+    batches = list(eval_batches(broken, PLAIN, spec(16, on_bad_example="skip")))
     counted = np.concatenate([b["image"][b["mask"]][:, 0, 0, 0] for b in batches])
-    np.testing.assert_array_equal(counted, [i for i in range(50) if i not in BAD])
+    np.testing.assert_array_equal(counted, [i for i in range(50) if i not in bad])
 
 
-def test_an_unreadable_file_is_skipped_or_named():
-    torn = memory(50, unreadable=[7])
-    got, want = (train(s, spec(10, on_bad_example="skip"), end=5) for s in (torn, memory(50)))
-    replaced = np.where(numbers(want) == 7, 8, numbers(want))
-    np.testing.assert_array_equal(numbers(got), replaced)
-    assert [i for batch in got for i in batch["skipped"] if i >= 0] == [7]
-    batches = list(eval_batches(torn, PLAIN, spec(16, on_bad_example="skip")))
-    counted = np.concatenate([b["image"][b["mask"]][:, 0, 0, 0] for b in batches])
-    np.testing.assert_array_equal(counted, [i for i in range(50) if i != 7])
+def test_a_file_that_cannot_be_read_is_named():
     with pytest.raises(DataError, match="a damaged file"):
-        train(torn, spec(10), end=5)
+        train(memory(50, unreadable=[7]), spec(10), end=5)
 
 
 def test_a_dataset_of_only_bad_examples_is_an_error():

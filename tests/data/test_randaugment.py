@@ -148,5 +148,3 @@ def test_operations_are_drawn_with_replacement_and_applied_in_order_at_a_tenth_o
             expected = OPERATIONS[name](expected, 0.7, rng)
         found = randaugment(Image.fromarray(pixels), 3, 7.0, np.random.default_rng(seed))
         np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
-
-

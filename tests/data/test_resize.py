@@ -82,8 +82,6 @@ def test_without_antialiasing_only_the_nearest_four_pixels_count():
     assert np.abs(found - sum(four) / 4).max() <= 1
 
 
-
-
 # Size from 256, and how much is left at most of stripes that are too fine for the result: a little
 # past its Nyquist frequency (the triangle filter leaves about a third), and the finest of all.
 @pytest.mark.parametrize(
@@ -99,8 +97,6 @@ def test_patterns_too_fine_for_the_result_are_averaged_away(size, past_nyquist, 
     assert contrast(resize(stripes(2, 256), size)) < finest * black_white
     # Without antialiasing more than half comes back as something coarser.
     assert contrast(resize(fine, size, antialias=False)) > 0.55 * cosine
-
-
 
 
 @pytest.mark.parametrize("shape", [(1000, 40), (40, 1000), (1, 500), (500, 1), (7, 3)])

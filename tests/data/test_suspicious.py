@@ -40,8 +40,6 @@ def test_classes_and_sizes_are_told(train, test, told):
     assert split_warnings(one, [two], NAMES) == ["photos has 1 example"]
 
 
-
-
 @pytest.fixture
 def folder(tmp_path):
     write_folder(tmp_path / "p" / "train", {"ant": 6})
