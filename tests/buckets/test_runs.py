@@ -89,15 +89,6 @@ def wait_for_save(gcs, process):
 
 
 @pytest.mark.slow
-def test_a_killed_run_in_a_bucket_resumes(workdir, gcs, digits_dir, reference, tmp_path):
-    process = begin(workdir, digits_dir)
-    wait_for_save(gcs, process)
-    kill(process)
-    complete(workdir, digits_dir)
-    check_same(workdir, reference, tmp_path)
-
-
-@pytest.mark.slow
 def test_a_run_that_is_killed_ten_times_at_random_moments(
     workdir, gcs, digits_dir, reference, tmp_path
 ):
@@ -149,9 +140,6 @@ def test_an_object_that_was_deleted_below_a_run_is_named(workdir, digits_dir):
     (workdir / "result.json").unlink()
     (workdir / "checkpoints" / "60" / "params" / "_METADATA").unlink()
     assert f"{workdir}/checkpoints/60" in refused(workdir, digits_dir)
-    (workdir / "config.json").unlink()
-    words = f"{workdir} has checkpoints, metrics.jsonl but no config.json"
-    assert words in refused(workdir, digits_dir)
 
 
 @pytest.mark.slow

@@ -26,11 +26,6 @@ def evaluate(encoded: bytes, size: int, crop: str = "central", **augment) -> np.
     return transform(encoded, np.random.default_rng(0))
 
 
-def test_inception_crop_of_the_whole_area_is_the_whole_image():
-    pixels = noise(16, 16)
-    np.testing.assert_array_equal(train(encode(pixels), 16, min_area=1.0), pixels)
-
-
 @pytest.mark.parametrize(
     ("flavour", "draw"), [("paper", paper_box), ("torchvision", torchvision_box)]
 )
