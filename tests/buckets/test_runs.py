@@ -15,7 +15,7 @@ from many_processes import Run
 from processes import TINY, finish, start
 
 from vit_jax.storage.lock import STALE_S
-from vit_jax.storage.log_file import segments
+from vit_jax.storage.log_file import LogFile, segments
 from vit_jax.storage.paths import is_bucket, user_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
@@ -60,12 +60,8 @@ def copied(workdir, folder):
         path.download(target)
     assert segments(folder / "metrics.jsonl")
     for name in ("metrics.jsonl", "examples-0.jsonl", "examples-1.jsonl"):
-        parts = segments(folder / name)
-        if not parts:
-            continue
-        (folder / name).write_text("".join(part.read_text() for part in parts))
-        for part in parts:
-            part.unlink()
+        if segments(folder / name):
+            LogFile(folder / name).close()
     return folder
 
 
