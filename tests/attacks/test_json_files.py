@@ -55,9 +55,8 @@ def attacks_on(folder, files, draw, values_of_each):
     for file in files:
         tree = json.loads((folder / file).read_text())
         made += [(file, name, text) for name, text in CONTENTS.items()]
-        for path in draw.random.sample(
-            paths := paths_of_values(tree), min(len(paths), values_of_each)
-        ):
+        paths = paths_of_values(tree)
+        for path in draw.random.sample(paths, min(len(paths), values_of_each)):
             value = draw.random.choice(VALUES)
             made.append((file, f"{'.'.join(path)} = {value!r}", with_value(tree, path, value)))
     return made
@@ -80,52 +79,45 @@ def json_files(folder):
 def test_files_of_a_run_folder(draw, finished, digits_dir, tmp_path, capfd, caplog):
     command = Commands(capfd, caplog)
     config = shutil.copy(finished / "config.json", tmp_path / "config.json")
-    commands = {
-        "train": ("train", f"--config={config}", f"--config.data.data_dir={digits_dir}", *SHORT),
-        "eval": ("eval",),
-        "report": ("report",),
-        "checkpoint verify": ("checkpoint", "verify"),
-        "convert": ("convert",),
-        "config": ("config",),
-    }
-    attacks = [
-        (file, about, text, name)
-        for file, about, text in attacks_on(finished, json_files(finished), draw, 6)
-        for name in commands
+    run, weights = tmp_path / "run", tmp_path / "weights.npz"
+    train = ("train", f"--config={config}", f"--config.data.data_dir={digits_dir}", *SHORT)
+    commands = [
+        (*train, f"--workdir={run}"),
+        ("eval", f"--workdir={run}"),
+        ("report", run),
+        ("checkpoint", "verify", run),
+        ("convert", run, weights, "--format=vision_transformer"),
+        ("config", f"--config={run / 'config.json'}"),
     ]
-    for i, (file, about, text, name) in enumerate(draw.some(attacks, few=3)):
-        run = shutil.copytree(finished, tmp_path / f"{i}")
+    attacks = [
+        (file, about, text, arguments)
+        for file, about, text in attacks_on(finished, json_files(finished), draw, 6)
+        for arguments in commands
+    ]
+    for file, about, text, arguments in draw.some(attacks, few=3):
+        shutil.copytree(finished, run)
         put(run / file, text)
-        before, arguments = content(run), list(commands[name])
-        if name in ("train", "eval"):
-            arguments.append(f"--workdir={run}")
-        elif name == "convert":
-            arguments += [run, tmp_path / f"{i}.npz", "--format=vision_transformer"]
-        elif name == "config":
-            arguments.append(f"--config={run / 'config.json'}")
-        else:
-            arguments.append(run)
-        attack = f"{name} with {file}: {about}"
+        before = content(run)
+        attack = f"{arguments[:2]} with {file}: {about}"
         outcome = command(*arguments)
         check(outcome, attack)
         after = content(run)
         lost = [p for p in before if after.get(p) != before[p] and not WRITTEN & {*Path(p).parts}]
-        if name == "train" and outcome.code == 0:
+        if arguments[0] == "train" and outcome.code == 0:
             lost = [p for p in lost if not p.startswith("checkpoints/") and p != file]
         assert not lost, (attack, outcome.err[-1000:])
         shutil.rmtree(run)
+        weights.unlink(missing_ok=True)
 
 
 def test_files_of_a_weights_folder(draw, tmp_path, capfd, caplog):
     command, good = Commands(capfd, caplog), tmp_path / "good"
     random_weights(good)
-    for i, (file, about, text) in enumerate(
-        draw.some(attacks_on(good, json_files(good), draw, 12), few=5)
-    ):
+    attacks = attacks_on(good, json_files(good), draw, 12)
+    for i, (file, about, text) in enumerate(draw.some(attacks, few=5)):
         folder = shutil.copytree(good, tmp_path / f"{i}")
         put(folder / file, text)
         before = content(folder)
         there = tmp_path / f"{i}.npz"
         check(command("convert", folder, there, "--format=vision_transformer"), f"{file}: {about}")
         assert content(folder) == before
-        shutil.rmtree(folder)

@@ -24,15 +24,10 @@ os.environ.update(GCSFS_WITHOUT_GRPC)  # gcsfs reads it when it is imported
 
 @dataclasses.dataclass
 class Bucket:
-    """An empty bucket for one test.
+    """An empty bucket for one test."""
 
-    Args:
-        url: such as "gs://test-1", without a slash at its end.
-        server: its server, which takes faults and counts requests.
-    """
-
-    url: str
-    server: Server
+    url: str  # such as "gs://test-1", without a slash at its end
+    server: Server  # takes faults and counts requests
 
 
 @pytest.fixture(scope="session")

@@ -21,10 +21,9 @@ import google_crc32c
 from aiohttp import web
 
 MOST_IN_A_PAGE = 1000
+_BYTES = "application/octet-stream"
 _ROUTES = [
-    ("copy", r"/b/([^/]+)/o/([^/]+)/(?:copyTo|rewriteTo)/b/([^/]+)/o/([^/]+)"),
-    ("move", r"/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)"),
-    ("compose", r"/b/([^/]+)/o/([^/]+)/compose"),
+    ("copy", r"/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)"),
     ("object", r"/b/([^/]+)/o/([^/]+)"),
     ("objects", r"/b/([^/]+)/o"),
     ("bucket", r"/b/([^/]+)"),
@@ -43,14 +42,14 @@ class Refused(Exception):
 
 @dataclasses.dataclass
 class Stored:
-    """One object: its content, and what the client said about it."""
+    """One object: its content, and how the JSON API describes it."""
 
     data: bytes
-    generation: int
-    content_type: str
-    metadata: dict
-    time: str
-    checksums: dict
+    resource: dict
+
+    @property
+    def generation(self):
+        return self.resource["generation"]
 
 
 @dataclasses.dataclass
@@ -112,14 +111,12 @@ class GcsServer:
         bucket, name = (*call.names, "", "")[:2]
         if call.route == "upload":
             upload = self._uploads.get(call.query.get("upload_id"))
-            return "write", f"{bucket}/{upload['name'] if upload else _parts(call)[0]['name']}"
+            return "write", f"{bucket}/{(upload['said'] if upload else _parts(call)[0])['name']}"
         if call.route == "copy":
             return "write", "/".join(call.names[2:])
-        if call.route == "move":
-            return "write", f"{bucket}/{call.names[2]}"
         if call.method not in ("GET", "HEAD"):
             return "delete" if call.method == "DELETE" else "write", f"{bucket}/{name}"
-        if call.route in ("objects", "buckets"):
+        if call.route == "objects":
             return "list", f"{bucket}/{call.query.get('prefix', '')}"
         return "read" if call.route == "content" else "stat", f"{bucket}/{name}"
 
@@ -137,47 +134,53 @@ class GcsServer:
 
     def _object(self, bucket, name, generation=None):
         stored = self._objects(bucket).get(name)
-        if stored is None or generation not in (None, str(stored.generation)):
+        if stored is None or generation not in (None, stored.generation):
             raise Refused(404, f"No such object: {bucket}/{name}")
         return stored
 
     def _check(self, query, bucket, name, prefix="if"):
         """Checks the preconditions on an object; generation 0 stands for no object."""
         stored = self._objects(bucket).get(name)
-        has = str(stored.generation if stored else 0)
+        has = stored.generation if stored else "0"
         if query.get(f"{prefix}GenerationMatch", has) != has:
             raise Refused(412, "conditionNotMet: the generation of the object is another one")
         if query.get(f"{prefix}GenerationNotMatch") == has:
             raise Refused(304, "the object has this generation")
 
-    def _store(self, query, bucket, name, data, content_type, metadata):
-        self._check(query, bucket, name)
+    def _store(self, query, bucket, said, data):
+        """Stores an object of which the client has said the name, and maybe more; describes it."""
+        self._check(query, bucket, said["name"])
         now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
-        stored = Stored(
-            data, next(self._generations), content_type, metadata, now, _checksums(data)
-        )
-        self._objects(bucket)[name] = stored
-        return _resource(bucket, name, stored)
+        generation = str(next(self._generations))
+        resource = {
+            **said,
+            "metadata": said.get("metadata") or {},
+            "kind": "storage#object",
+            "id": f"{bucket}/{said['name']}/{generation}",
+            "bucket": bucket,
+            "generation": generation,
+            "metageneration": "1",
+            "size": str(len(data)),
+            "timeCreated": now,
+            "updated": now,
+            "etag": generation,
+            "storageClass": "STANDARD",
+            "crc32c": base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode(),
+            "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
+        }
+        self._objects(bucket)[said["name"]] = Stored(data, resource)
+        return resource
 
     def _on_buckets(self, call):
-        if call.method == "POST":
-            bucket = json.loads(call.body)["name"]
-            if bucket in self._buckets:
-                raise Refused(409, "Your previous request to create the named bucket succeeded")
-            self._buckets[bucket] = {}
-            return web.json_response(_bucket_resource(bucket))
-        items = [_bucket_resource(bucket) for bucket in self._buckets]
-        return web.json_response({"kind": "storage#buckets", "items": items})
+        """Makes a bucket."""
+        bucket = json.loads(call.body)["name"]
+        self._buckets[bucket] = {}
+        return web.json_response({"kind": "storage#bucket", "name": bucket})
 
     def _on_bucket(self, call):
         (bucket,) = call.names
-        objects = self._objects(bucket)
-        if call.method == "DELETE":
-            if objects:
-                raise Refused(409, "The bucket you tried to delete is not empty.")
-            del self._buckets[bucket]
-            return web.Response(status=204)
-        return web.json_response(_bucket_resource(bucket))
+        self._objects(bucket)
+        return web.json_response({"kind": "storage#bucket", "name": bucket})
 
     def _on_objects(self, call):
         """A page of a bucket's objects and common prefixes."""
@@ -202,7 +205,7 @@ class GcsServer:
             if found:
                 prefixes.append(entry)
             else:
-                items.append(_resource(bucket, name, objects[name]))
+                items.append(objects[name].resource)
         page = {"kind": "storage#objects", "items": items, "prefixes": prefixes}
         page |= {"nextPageToken": last} if more else {}
         return web.json_response({key: value for key, value in page.items() if value})
@@ -214,28 +217,24 @@ class GcsServer:
         if call.method == "DELETE":
             del self._objects(bucket)[name]
             return web.Response(status=204)
-        if call.method in ("PATCH", "PUT"):
-            stored.metadata |= json.loads(call.body).get("metadata") or {}
-        return web.json_response(_resource(bucket, name, stored))
+        return web.json_response(stored.resource)
 
     def _on_content(self, call):
         """The content of an object, or the range of it that was asked for."""
         bucket, name = call.names
         stored = self._object(bucket, name, call.query.get("generation"))
         self._check(call.query, bucket, name)
-        if call.method not in ("GET", "HEAD"):
-            raise Refused(501, "this server writes by the JSON API only")
         size = len(stored.data)
         headers = {
-            "Content-Type": stored.content_type,
-            "ETag": str(stored.generation),
-            "X-Goog-Generation": str(stored.generation),
+            "Content-Type": stored.resource["contentType"],
+            "ETag": stored.generation,
+            "X-Goog-Generation": stored.generation,
             "X-Goog-Metageneration": "1",
             "X-Goog-Stored-Content-Length": str(size),
         }
         match = re.fullmatch(r"bytes=(\d*)-(\d*)", call.headers.get("Range", ""))
         if not match:
-            crc32c, md5 = stored.checksums.values()
+            crc32c, md5 = stored.resource["crc32c"], stored.resource["md5Hash"]
             headers["X-Goog-Hash"] = f"crc32c={crc32c},md5={md5}"
             return web.Response(body=stored.data, headers=headers)
         first, last = match.groups()
@@ -251,45 +250,23 @@ class GcsServer:
         from_bucket, from_name, bucket, name = call.names
         self._check(call.query, from_bucket, from_name, prefix="ifSource")
         stored = self._object(from_bucket, from_name, call.query.get("sourceGeneration"))
-        resource = self._store(
-            call.query, bucket, name, stored.data, stored.content_type, dict(stored.metadata)
-        )
-        size = str(len(stored.data))
+        said = {key: stored.resource[key] for key in ("contentType", "metadata")}
+        resource = self._store(call.query, bucket, {"name": name, **said}, stored.data)
         done = {"kind": "storage#rewriteResponse", "done": True, "resource": resource}
-        done |= {"objectSize": size, "totalBytesRewritten": size}
-        return web.json_response(done | resource | {"kind": done["kind"]})
-
-    def _on_move(self, call):
-        bucket, from_name, name = call.names
-        stored = self._object(bucket, from_name)
-        resource = self._store(
-            call.query, bucket, name, stored.data, stored.content_type, stored.metadata
+        return web.json_response(
+            done | {"objectSize": resource["size"], "totalBytesRewritten": resource["size"]}
         )
-        del self._objects(bucket)[from_name]
-        return web.json_response(resource)
-
-    def _on_compose(self, call):
-        bucket, name = call.names
-        sources = [source["name"] for source in json.loads(call.body)["sourceObjects"]]
-        data = b"".join(self._object(bucket, source).data for source in sources)
-        content_type = self._object(bucket, sources[0]).content_type
-        return web.json_response(self._store(call.query, bucket, name, data, content_type, {}))
 
     def _on_upload(self, call):
         (bucket,) = call.names
         if "upload_id" in call.query:
             return self._continue_upload(call, bucket)
-        fields, data, content_type = _parts(call)
-        name, metadata = fields["name"], fields.get("metadata") or {}
+        said, data = _parts(call)
         if call.query["uploadType"] != "resumable":
-            stored = self._store(call.query, bucket, name, data, content_type, metadata)
-            return web.json_response(stored)
-        self._check(call.query, bucket, name)
-        content_type = call.headers.get("X-Upload-Content-Type", "application/octet-stream")
+            return web.json_response(self._store(call.query, bucket, said, data))
+        self._check(call.query, bucket, said["name"])
         query = call.query | {"upload_id": str(next(self._generations))}
-        self._uploads[query["upload_id"]] = {
-            "name": name, "type": content_type, "metadata": metadata, "data": b"", "query": query,
-        }  # fmt: skip
+        self._uploads[query["upload_id"]] = {"said": said, "data": b"", "query": query}
         path = f"{call.origin}/upload/storage/v1/b/{quote(bucket)}/o"
         return web.Response(headers={"Location": f"{path}?{urlencode(query)}"})
 
@@ -298,9 +275,6 @@ class GcsServer:
         upload = self._uploads.get(call.query["upload_id"])
         if upload is None:
             raise Refused(404, "no such upload")
-        if call.method == "DELETE":
-            del self._uploads[call.query["upload_id"]]
-            return web.Response(status=499)
         if "resource" in upload:  # A client whose answer was lost asks again.
             return web.json_response(upload["resource"])
         said = re.fullmatch(
@@ -314,59 +288,24 @@ class GcsServer:
         if total != str(len(upload["data"])):
             have = {"Range": f"bytes=0-{len(upload['data']) - 1}"} if upload["data"] else {}
             return web.Response(status=308, headers=have)
-        resource = self._store(
-            upload["query"], bucket, upload["name"], upload["data"], upload["type"],
-            upload["metadata"],
-        )  # fmt: skip
+        resource = self._store(upload["query"], bucket, upload["said"], upload["data"])
         upload |= {"resource": resource, "data": b""}
         return web.json_response(resource)
 
 
 def _parts(call):
-    """Returns the fields, the content and the content type of the object that a request uploads."""
-    content_type = call.headers.get("Content-Type", "application/octet-stream")
-    if call.query.get("uploadType") == "media":
-        return {"name": call.query.get("name", "")}, call.body, content_type
-    if call.query.get("uploadType") == "multipart":
+    """Returns what a request to upload an object says about it, and the content."""
+    kind, content_type = call.query.get("uploadType"), call.headers.get("Content-Type", _BYTES)
+    said, data = {"name": call.query.get("name", "")}, call.body
+    if kind == "resumable":
+        content_type = call.headers.get("X-Upload-Content-Type", _BYTES)
+        said, data = said | json.loads(call.body or b"{}"), b""
+    elif kind == "multipart":
         boundary = b"--" + re.search(r'boundary="?([^";]+)', content_type)[1].encode()
         newline = b"\r\n" if call.body.startswith(boundary + b"\r\n") else b"\n"
-        parts = [
-            part.split(newline * 2, 1)
-            for part in (newline + call.body).split(newline + boundary)[1:3]
-        ]
-        types = re.search(rb"(?i)content-type: *([^\r\n]+)", parts[1][0])
-        data, fields = parts[1][1], json.loads(parts[0][1])
-        content_type = types[1].decode() if types else "application/octet-stream"
-    else:
-        data, fields = b"", json.loads(call.body or b"{}")
-    return {"name": call.query.get("name", ""), **fields}, data, content_type
-
-
-def _checksums(data):
-    return {
-        "crc32c": base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode(),
-        "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
-    }
-
-
-def _bucket_resource(bucket):
-    return {"kind": "storage#bucket", "id": bucket, "name": bucket, "location": "US"}
-
-
-def _resource(bucket, name, stored):
-    return {
-        "kind": "storage#object",
-        "id": f"{bucket}/{name}/{stored.generation}",
-        "name": name,
-        "bucket": bucket,
-        "generation": str(stored.generation),
-        "metageneration": "1",
-        "contentType": stored.content_type,
-        "metadata": stored.metadata,
-        "size": str(len(stored.data)),
-        "timeCreated": stored.time,
-        "updated": stored.time,
-        "etag": str(stored.generation),
-        "storageClass": "STANDARD",
-        **stored.checksums,
-    }
+        parts = (newline + call.body).split(newline + boundary)[1:3]
+        (_, fields), (header, data) = (part.split(newline * 2, 1) for part in parts)
+        types = re.search(rb"(?i)content-type: *([^\r\n]+)", header)
+        content_type = types[1].decode() if types else _BYTES
+        said |= json.loads(fields)
+    return {"contentType": content_type, **said}, data

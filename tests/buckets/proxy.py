@@ -17,41 +17,28 @@ WRITES = ("write", "delete")
 
 @dataclasses.dataclass
 class Faults:
-    """What goes wrong. Probabilities are drawn from the seed, in the order of the requests.
-
-    Args:
-        seed: of the draws.
-        only: regular expression searched in "OPERATION BUCKET/OBJECT"; others are left alone.
-        times: after so many faults all goes well; None: no end. Latency does not count.
-        latency_s: time added to every request.
-        throttled: probability of "slow down": 429 on GCS, 503 SlowDown on S3.
-        burst: of every `burst[1]` requests, the first `burst[0]` are answered 503.
-        cut: probability that the connection ends in the middle of the answer's content. A write
-            that is cut is cut in its own content and not done.
-        answer_lost: probability that a write is done and the connection ends without an answer.
-        read_only: writes are answered 403.
-        expired: all requests are refused, as with expired credentials.
-    """
+    """What goes wrong. Probabilities are drawn from the seed, in the order of the requests."""
 
     seed: int = 0
-    only: str = ""
-    times: int | None = None
-    latency_s: float = 0
-    throttled: float = 0
-    burst: tuple[int, int] = (0, 1)
+    only: str = ""  # regular expression searched in "OPERATION BUCKET/OBJECT"
+    times: int | None = None  # after so many faults all goes well; latency does not count
+    latency_s: float = 0  # added to every request
+    throttled: float = 0  # probability of "slow down": 429 on GCS, 503 SlowDown on S3
+    burst: tuple[int, int] = (0, 1)  # of every burst[1] requests, the first burst[0] get a 503
+    # Probability that the connection ends in the middle of the answer's content. A write that is
+    # cut is cut in its own content and not done.
     cut: float = 0
-    answer_lost: float = 0
-    read_only: bool = False
-    expired: bool = False
+    answer_lost: float = 0  # probability that a write is done, but not answered
+    read_only: bool = False  # writes are answered 403
+    expired: bool = False  # all requests are refused, as with expired credentials
 
 
 @dataclasses.dataclass
 class Count:
-    """How often an operation was asked for on an object. Bytes are those of contents."""
+    """How often an operation was asked for on an object, and the bytes of contents read."""
 
     requests: int = 0
     faults: int = 0
-    bytes_in: int = 0
     bytes_out: int = 0
 
 
@@ -90,7 +77,7 @@ class Proxy:
 
     async def _answer(self, request):
         try:
-            content = await request.read()
+            await request.read()
         except ConnectionError:  # The client was killed.
             return web.Response()
         operation, name = await self._server.describe(request)
@@ -105,7 +92,6 @@ class Proxy:
             return self._server.error(*fault)
         if fault == "cut" and operation in WRITES:
             return _hang_up(request)
-        count.bytes_in += len(content)
         response = await self._server.answer(request)
         if fault == "answer_lost":
             return _hang_up(request)

@@ -24,11 +24,7 @@ GCSFS_WITHOUT_GRPC = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
 
 
 class Server:
-    """A running server.
-
-    Args:
-        protocol: "gs" or "s3".
-    """
+    """A running server; the protocol is "gs" or "s3"."""
 
     def __init__(self, protocol):
         self.protocol = protocol
@@ -42,16 +38,14 @@ class Server:
         if not port:
             raise RuntimeError(f"the {protocol} server ended with {self._process.wait()}")
         self.url = f"http://127.0.0.1:{port}"
-        self.env = _ENVIRONMENTS[protocol](self.url)
+        environment = _ENVIRONMENTS[protocol].items()
+        self.env = {name: self.url if value == "{}" else value for name, value in environment}
         self._names = itertools.count(1)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.stop()
-
-    def stop(self):
         self._process.communicate()  # closes stdin, which ends it
 
     def make_bucket(self, name=None):
@@ -68,7 +62,7 @@ class Server:
         self._ask("PUT", _CONTROL, json.dumps(faults))
 
     def counts(self):
-        """Returns a list of {"operation", "object", "requests", "faults", "bytes_in/out"}."""
+        """Returns a list of {"operation", "object", "requests", "faults", "bytes_out"}."""
         return json.loads(self._ask("GET", _CONTROL))
 
     def clear(self):
@@ -89,23 +83,20 @@ class Server:
             return answer.read()
 
 
-# The environment in which the libraries talk to a server.
-def _gs_environment(url):
-    return {
-        "STORAGE_EMULATOR_HOST": url,  # gcsfs
+# The environment in which the libraries talk to a server; {} stands for its URL.
+_ENVIRONMENTS = {
+    "gs": {
+        "STORAGE_EMULATOR_HOST": "{}",  # gcsfs
         **GCSFS_WITHOUT_GRPC,
         "FSSPEC_GS": '{"token": "anon"}',  # gcsfs: no search for credentials
-        "TENSORSTORE_GCS_HTTP_URL": url,
+        "TENSORSTORE_GCS_HTTP_URL": "{}",
         "NO_GCE_CHECK": "true",  # likewise, in a process that had fsspec before the variables
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "test",  # TensorStore: likewise
-        "CLOUD_STORAGE_EMULATOR_ENDPOINT": url,  # array_record
-    }
-
-
-def _s3_environment(url):
+        "CLOUD_STORAGE_EMULATOR_ENDPOINT": "{}",  # array_record
+    },
     # TensorStore reads all but the URL, which its specification must have as "endpoint".
-    return {
-        "AWS_ENDPOINT_URL": url,
+    "s3": {
+        "AWS_ENDPOINT_URL": "{}",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -113,10 +104,8 @@ def _s3_environment(url):
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": os.devnull,  # the user's own stay out of tests
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    }
-
-
-_ENVIRONMENTS = {"gs": _gs_environment, "s3": _s3_environment}
+    },
+}
 
 
 async def _serve(protocol):

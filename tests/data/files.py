@@ -4,10 +4,12 @@ import io
 import tarfile
 
 import numpy as np
+import tensorflow_datasets as tfds
 
 from vit_jax.data.sources import Example
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
+from vit_jax.errors import DataError
 from vit_jax.storage.files import copy_file
 from vit_jax.storage.paths import user_path
 
@@ -32,25 +34,37 @@ def open_folder(path, split="train", **options) -> FolderSource:
     return FolderSource(list_images(path), split, "photos", **options)
 
 
-class Labelled:
-    """Examples that are only labels."""
+class InMemory:
+    """A source of these examples; it counts how often each is read, and some cannot be read."""
 
-    name, fingerprint = "labelled", "0"
+    fingerprint = "0"
 
-    def __init__(self, labels, class_names):
-        self._labels, self.class_names = np.array(labels), tuple(class_names)
+    def __init__(self, examples, class_names, name="memory", unreadable=()):
+        self.examples, self.class_names, self.name = list(examples), tuple(class_names), name
+        self.reads, self._unreadable = np.zeros(len(self.examples), int), unreadable
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.examples)
 
     def __getitem__(self, index: int) -> Example:
-        return Example(b"", int(self._labels[index]), str(index))
+        return self.read([index])[0]
 
     def read(self, indices):
-        return [self[i] for i in indices]
+        self.reads[list(indices)] += 1
+        if any(i in self._unreadable for i in indices):
+            raise DataError("a damaged file", "a whole one", "restore it")
+        return [self.examples[i] for i in indices]
+
+
+class Labelled(InMemory):
+    """Examples with these labels and one image."""
+
+    def __init__(self, labels, class_names, image=b"", **options):
+        examples = [Example(image, int(label), str(i)) for i, label in enumerate(labels)]
+        super().__init__(examples, class_names, "labelled", **options)
 
     def labels(self) -> np.ndarray:
-        return self._labels
+        return np.array([example.label for example in self.examples])
 
 
 def upload(folder, url):
@@ -59,3 +73,33 @@ def upload(folder, url):
         if path.is_file():
             copy_file(path, user_path(url) / path.relative_to(folder))
     return url
+
+
+def write_tfds(folder, dataset, features, examples):
+    """Writes the split "train" of a dataset as TFDS stores it; features are name -> feature."""
+
+    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        name = dataset
+
+        def _info(self):
+            held = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=held)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            yield from enumerate(examples)
+
+    tfds.disable_progress_bar()
+    Builder(data_dir=str(folder), file_format="array_record").download_and_prepare()
+
+
+def assert_same_batches(one, other):
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+            assert a[name].dtype == b[name].dtype

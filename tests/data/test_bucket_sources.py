@@ -6,9 +6,8 @@ import shutil
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
-from data.files import upload, write_tar
+from data.files import assert_same_batches, upload, write_tar
 from image_files import encoded, write_folder, write_tars
-from processes import run_command
 
 from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import labelled_image
@@ -19,7 +18,6 @@ from vit_jax.data.sources.listing import list_images
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DataError, FileError, UnreachableError
 from vit_jax.storage.block_cache import BlockCache
-from vit_jax.storage.files import copy_file
 from vit_jax.storage.paths import user_path
 
 SIZE = 8
@@ -56,14 +54,6 @@ def copied(batch):
     return {name: array.copy() for name, array in batch.items()}
 
 
-def assert_equal(got, expected):
-    assert len(got) == len(expected) > 0
-    for one, other in zip(got, expected, strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            np.testing.assert_array_equal(one[name], other[name])
-
-
 @pytest.fixture
 def digits_url(bucket, digits_dir):
     return upload(digits_dir, f"{bucket.url}/datasets")
@@ -75,7 +65,7 @@ def test_batches_of_tfds_data_are_those_of_the_disk(
 ):
     bucket.server.clear()
     here, there = config(digits_dir, tmp_path), config(digits_url, tmp_path, cache_dir_gb=gigabytes)
-    assert_equal(batches(there), batches(here))
+    assert_same_batches(batches(there), batches(here))
     records = bucket.server.requests("read", "train.array_record-00000-of-00001")
     # 384 examples were read: the whole file in blocks, or what each chunk of 32 needs.
     assert 0 < records < (5 if gigabytes else 384)
@@ -94,50 +84,6 @@ def test_names_fingerprints_and_labels_are_those_of_the_disk(digits_url, digits_
         assert there.read([0, 5, 3]) == here.read([0, 5, 3])
         assert there.remote
         assert not here.remote
-
-
-# A script, because types are checked in test processes and checked functions cannot be pickled.
-_SCRIPT = """
-import sys
-from pathlib import Path
-import numpy as np
-from vit_jax.config.data import AugmentConfig
-from vit_jax.data.arrays import labelled_image
-from vit_jax.data.loader import BatchSpec, train_batches
-from vit_jax.data.sources import TfdsSource
-from vit_jax.data.transforms import make_train_transform
-from vit_jax.storage.block_cache import BlockCache
-
-
-def open_feed(data_dir, workers):
-    source = TfdsSource("digits", "train", data_dir, cache=BlockCache(Path(sys.argv[3]), 10**9))
-    preprocessing = labelled_image(make_train_transform(8, AugmentConfig()), 8, 10)
-    spec = BatchSpec(64, range(64), num_threads=1, num_workers=workers)
-    return train_batches(source, preprocessing, spec, seed=3, start_step=5, end_step=1000)
-
-
-if __name__ == "__main__":
-    with open_feed(sys.argv[1], 0) as one, open_feed(sys.argv[2], 2) as several:
-        for _ in range(6):
-            expected, found = next(one), next(several)
-            for name in expected:
-                np.testing.assert_array_equal(found[name], expected[name])
-"""
-
-
-@pytest.mark.slow
-def test_reader_processes_give_the_same_batches(gcs, digits_dir, tmp_path):
-    url = upload(digits_dir, f"{gcs.url}/datasets")
-    (tmp_path / "script.py").write_text(_SCRIPT)
-    done = run_command(tmp_path / "script.py", digits_dir, url, tmp_path / "cache")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_a_subset_of_a_bucket_is_that_of_the_disk(gcs, digits_dir, tmp_path):
-    url = upload(digits_dir, f"{gcs.url}/datasets")
-    there, here = (config(d, tmp_path, subset={"examples": 200}) for d in (url, digits_dir))
-    assert_equal(batches(there), batches(here))
 
 
 @pytest.fixture
@@ -159,7 +105,7 @@ def both(here, there, source, tmp_path, name="photos", split="test"):
     got, expected = (open_training_data(data).source for data in (one, other))
     assert got.fingerprint == expected.fingerprint
     np.testing.assert_array_equal(got.labels(), expected.labels())
-    assert_equal(batches(one, range(3), split), batches(other, range(3), split))
+    assert_same_batches(batches(one, range(3), split), batches(other, range(3), split))
 
 
 def test_an_image_folder_is_that_of_the_disk(bucket, photos, tmp_path):
@@ -181,25 +127,18 @@ def test_a_csv_file_is_that_of_the_disk(bucket, photos, tmp_path):
     paths = [p.relative_to(photos) for p in sorted(photos.rglob("*.png")) if p.name[0] != "."]
     lines = [f"{path},{path.parts[1]},{path.parts[0]}" for path in paths]
     (photos / "list.csv").write_text("\n".join(["path,label,split", *lines]))
-    url = upload(photos, f"{bucket.url}/photos")
-    both(photos / "list.csv", f"{url}/list.csv", "csv", tmp_path)
-    user_path(f"{url}/{paths[0]}").unlink()
-    with pytest.raises(DataError, match=f"1 of {len(paths)} files listed in .* do not exist"):
-        open_training_data(config(f"{url}/list.csv", tmp_path, source="csv"))
-
-
-def test_a_csv_file_may_name_files_as_on_a_disk(bucket, photos, tmp_path):
+    # The same files as one may name them on a disk, and a hidden one.
     (photos / "train" / "ant" / ".hidden.png").write_bytes(encoded(98))
-    first, second = (
-        sorted(path.name for path in (photos / "test" / name).iterdir())[0]
-        for name in ("ant", "cat")
-    )
-    names = ["../train/ant/.hidden.png", f".././test/ant//{first}", f"../test/cat/../cat/{second}"]
-    rows = [f"{name},{number},train" for number, name in enumerate(names)]
+    rows = [f"../test/.././{path},{n},train" for n, path in enumerate(paths[:3])]
+    rows.append("../train//ant/.hidden.png,3,train")
     (photos / "lists").mkdir()
     (photos / "lists" / "a.csv").write_text("\n".join(["path,label,split", *rows]))
     url = upload(photos, f"{bucket.url}/photos")
+    both(photos / "list.csv", f"{url}/list.csv", "csv", tmp_path)
     both(photos / "lists" / "a.csv", f"{url}/lists/a.csv", "csv", tmp_path, split="train")
+    user_path(f"{url}/{paths[0]}").unlink()
+    with pytest.raises(DataError, match=f"1 of {len(paths)} files listed in .* do not exist"):
+        open_training_data(config(f"{url}/list.csv", tmp_path, source="csv"))
 
 
 def test_only_the_images_that_a_csv_file_names_count_for_the_cache(bucket, photos, tmp_path):
@@ -224,14 +163,11 @@ def test_an_object_that_no_path_can_name_is_left_out_with_a_warning(bucket, phot
     assert f"the object {url}/train//3.png is left out" in caplog.text
 
 
-def test_a_damaged_tar_file_is_named(gcs, photos, tmp_path):
-    write_tar(photos / "train" / "bee.tar", {"1.png": b""})
-    for name in ("ant", "bee", "cat"):
-        shutil.rmtree(photos / "train" / name)
-    (photos / "train" / "cat.tar").write_bytes(b"not a tar file, but long enough" * 40)
-    url = upload(photos / "train", f"{gcs.url}/photos")
+def test_a_damaged_tar_file_is_named(gcs, tmp_path):
+    folder = user_path(f"{gcs.url}/photos")
+    (folder / "cat.tar").write_bytes(b"not a tar file, but long enough" * 40)
     with pytest.raises(DataError, match=r"gs://.*cat\.tar cannot be read"):
-        open_training_data(config(url, tmp_path, source="folder"))
+        open_training_data(config(folder, tmp_path, source="folder"))
 
 
 SIZES = (0, 1, 1000, 65_464, 70_000, 300_000)
@@ -246,27 +182,29 @@ def write_records(path, options, count=60):
     return path
 
 
+def open_records(gcs, content, *shards):
+    """The records of a file in a bucket; shards are ranges of them."""
+    path = user_path(f"{gcs.url}/records")
+    path.write_bytes(content)
+    (found,) = path.list_objects()
+    return BucketRecords([Shard(found, *shard) for shard in shards], BlockCache(None, 0))
+
+
 @pytest.mark.parametrize(
     "options", ["group_size:1", "group_size:7", "group_size:1,uncompressed", "group_size:64,zstd:9"]
 )
 def test_records_are_those_that_the_library_reads(options, gcs, tmp_path):
     path = write_records(tmp_path / "records", options)
-    copy_file(path, user_path(f"{gcs.url}/records"))
-    (found,) = user_path(f"{gcs.url}/records").list_objects()
-    records = BucketRecords([Shard(found, 0, 60), Shard(found, 10, 13)], BlockCache(None, 0))
-    reader = ArrayRecordReader(str(path))
-    expected = reader.read([*range(60), 10, 11, 12])
+    records = open_records(gcs, path.read_bytes(), (0, 60), (10, 13))
+    expected = ArrayRecordReader(str(path)).read([*range(60), 10, 11, 12])
     assert len(records) == 63
     assert records.__getitems__(range(63)) == expected
     assert records[62] == expected[62]
 
 
 def test_a_compression_that_cannot_be_read_is_an_error(gcs, tmp_path):
-    copy_file(
-        write_records(tmp_path / "records", "group_size:1,brotli"), user_path(f"{gcs.url}/records")
-    )
-    (found,) = user_path(f"{gcs.url}/records").list_objects()
-    records = BucketRecords([Shard(found, 0, 60)], BlockCache(None, 0))
+    path = write_records(tmp_path / "records", "group_size:1,brotli")
+    records = open_records(gcs, path.read_bytes(), (0, 60))
     with pytest.raises(DataError, match=r"gs://.*/records is compressed by 'b'; expected zstd"):
         records.__getitems__([2])
 
@@ -281,10 +219,8 @@ def test_a_compression_that_cannot_be_read_is_an_error(gcs, tmp_path):
     ],
 )
 def test_a_damaged_file_is_named(change, said, gcs, tmp_path):
-    path = user_path(f"{gcs.url}/records")
-    path.write_bytes(change(write_records(tmp_path / "records", "group_size:1").read_bytes()))
-    (found,) = path.list_objects()
-    records = BucketRecords([Shard(found, 0, 60)], BlockCache(None, 0))
+    content = write_records(tmp_path / "records", "group_size:1").read_bytes()
+    records = open_records(gcs, change(content), (0, 60))
     with pytest.raises(DataError, match=rf"gs://.*/records has .*({said})"):
         records.__getitems__(range(60))
 

@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from data.files import write_tar
+import tensorflow_datasets as tfds
+from data.files import write_tar, write_tfds
 from images import encode, noise
 from vocabularies import WORDS, write_word_level
 
@@ -67,10 +68,16 @@ def texts_of(source, feature="caption"):
 
 def test_a_csv_file_may_have_several_captions_of_an_image(tmp_path, vocabulary):
     rows = [("1.png", "a red cat"), ("2.png", "a dog"), ("1.png", "the cat, big")]
-    source = open_source(data(write_csv(tmp_path, rows), vocabulary), "train")
+    config = data(write_csv(tmp_path, rows), vocabulary)
+    source = open_source(config, "train")
     assert texts_of(source) == {"1.png": ["a red cat", "the cat, big"], "2.png": ["a dog"]}
     assert source[0].image == PIXELS
     assert source.class_names == ()
+    with pytest.raises(DataError, match="has captions, no labels"):
+        open_source(data(tmp_path / "captions.csv", None), "train")
+    # A subset needs no classes.
+    subset = config.subset.replace(examples=1)
+    assert len(open_training_data(config.replace(subset=subset)).source) == 1
 
 
 def test_a_folder_with_jsonl_of_lists_and_splits(tmp_path, vocabulary):
@@ -82,8 +89,8 @@ def test_a_folder_with_jsonl_of_lists_and_splits(tmp_path, vocabulary):
         (tmp_path / line["file_name"]).write_bytes(PIXELS)
     (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     config = data(tmp_path, vocabulary, feature="text")
-    assert texts_of(open_source(config, "train"), "text") == {"1.png": ["a cat", "the cat"]}
-    assert texts_of(open_source(config, "test"), "text") == {"2.png": ["a dog"]}
+    train, test = (texts_of(open_source(config, split), "text") for split in ("train", "test"))
+    assert (train, test) == ({"1.png": ["a cat", "the cat"]}, {"2.png": ["a dog"]})
 
 
 @pytest.mark.parametrize("feature", [None, "txt", "long"])
@@ -108,38 +115,27 @@ def test_tar_files_of_webdataset_are_read_in_place(tmp_path, vocabulary, feature
     assert other.fingerprint != source.fingerprint
 
 
-def test_a_subset_needs_no_classes(tmp_path, vocabulary):
-    rows = [(f"{i}.png", f"a {COLOURS[i % 3]} cat") for i in range(9)]
-    config = data(write_csv(tmp_path, rows), vocabulary)
-    config = config.replace(subset=config.subset.replace(examples=4))
-    assert len(open_training_data(config).source) == 4
-
-
 def test_drawn_captions_depend_only_on_seed_and_position(tmp_path, vocabulary):
     rows = [(f"{i}.png", f"a {colour} cat") for i in range(4) for colour in COLOURS]
     config = data(write_csv(tmp_path, rows), vocabulary)
     source = open_training_data(config).source
     captions = build_captions(config.captions, tower())
-    preprocessing = captioned_image(make_eval_transform(8, "resize"), 8, captions)
-    spec = BatchSpec(4, range(4), num_threads=2)
+    transform, spec = make_eval_transform(8, "resize"), BatchSpec(4, range(4), num_threads=2)
+    drawn, first = (captioned_image(transform, 8, captions, draws=draws) for draws in (True, False))
 
-    def batches(first, last):
-        with train_batches(
-            source, preprocessing, spec, seed=3, start_step=first, end_step=last
-        ) as feed:
+    def batches(start, end):
+        with train_batches(source, drawn, spec, seed=3, start_step=start, end_step=end) as feed:
             return [batch["tokens"].copy() for batch in feed]
 
     whole = batches(0, 40)
     np.testing.assert_array_equal(batches(30, 40), whole[30:])
     assert whole[0].dtype == np.int32
     assert (whole[0][:, [0, 2, 3, 4]] == [word("a"), word("cat"), 1, 0]).all()
-    drawn = np.bincount(np.ravel([tokens[:, 1] for tokens in whole]))
-    counts = [drawn[word(colour)] for colour in COLOURS]
+    found = np.bincount(np.ravel([tokens[:, 1] for tokens in whole]))
+    counts = [found[word(colour)] for colour in COLOURS]
     assert sum(counts) == 160
     assert min(counts) > 35  # A third of 160 each.
-    with eval_batches(
-        source, captioned_image(make_eval_transform(8, "resize"), 8, captions, draws=False), spec
-    ) as feed:
+    with eval_batches(source, first, spec) as feed:
         assert (next(feed)["tokens"][:, 1] == word("red")).all()
 
 
@@ -172,44 +168,21 @@ def test_captions_in_a_sequence_of_tfds(vocabulary, value):
     assert captions.texts(example(captions=value)) == ["a cat", "the dog"]
 
 
-def test_a_tfds_text_feature_is_read(tmp_path, vocabulary, monkeypatch):
-    import tensorflow_datasets as tfds
-
-    features = tfds.features.FeaturesDict(
+def test_a_tfds_text_feature_is_read(tmp_path, vocabulary):
+    features = {
+        "image": tfds.features.Image(shape=(8, 8, 3), encoding_format="png"),
+        "captions": tfds.features.Sequence({"text": tfds.features.Text()}),
+    }
+    examples = [
         {
-            "image": tfds.features.Image(shape=(8, 8, 3), encoding_format="png"),
-            "captions": tfds.features.Sequence({"text": tfds.features.Text()}),
+            "image": io.BytesIO(PIXELS),
+            "captions": [{"text": f"a {colour} cat"}, {"text": "the cat"}],
         }
-    )
-
-    class Pictures(tfds.core.GeneratorBasedBuilder):
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            return self.dataset_info_from_configs(features=features)
-
-        def _split_generators(self, dl_manager):
-            return {"train": self._generate_examples()}
-
-        def _generate_examples(self):
-            for i in range(3):
-                yield (
-                    i,
-                    {
-                        "image": io.BytesIO(encode(noise(8, 8, i))),
-                        "captions": [{"text": f"a {COLOURS[i]} cat"}, {"text": "the cat"}],
-                    },
-                )
-
-    tfds.disable_progress_bar()
-    builder = Pictures(data_dir=str(tmp_path), file_format="array_record")
-    builder.download_and_prepare()
-    config = DataConfig(
-        name="pictures",
-        data_dir=str(tmp_path),
-        global_batch_size=2,
-        captions=CaptionsConfig(tokenizer=vocabulary, feature="captions/text"),
-    )
+        for colour in COLOURS
+    ]
+    write_tfds(tmp_path, "pictures", features, examples)
+    captions = CaptionsConfig(tokenizer=vocabulary, feature="captions/text")
+    config = data(tmp_path, vocabulary).replace(source="tfds", captions=captions)
     source = open_training_data(config).source
     captions = build_captions(config.captions, tower())
     found = sorted(captions.texts(one) for one in source.read(range(3)))
@@ -231,12 +204,6 @@ def test_captions_are_checked_before_the_first_step(tmp_path, vocabulary, caplog
         build_captions(config.captions, TextConfig(vocabulary_size=99))
 
 
-def test_images_with_captions_without_the_captions_section(tmp_path):
-    config = data(write_csv(tmp_path, [("1.png", "a cat")]), None)
-    with pytest.raises(DataError, match="has captions, no labels"):
-        open_source(config, "train")
-
-
 def test_the_data_command_checks_captions(tmp_path, capsys):
     members = {"1.jpg": PIXELS, "1.txt": b"a cat", "2.jpg": PIXELS, "2.txt": b" "}
     write_tar(tmp_path / "0.tar", members | {"3.jpg": PIXELS, "3.txt": b"\xff"})
@@ -245,7 +212,6 @@ def test_the_data_command_checks_captions(tmp_path, capsys):
     assert "3 examples" in capsys.readouterr().out
     assert main(["data", "check", *arguments]) == 2
     shown = capsys.readouterr()
-    assert "images with captions" in shown.out
-    assert "an empty caption" in shown.out
-    assert "caption b'\\xff'" in shown.out
+    for words in ("images with captions", "an empty caption", "caption b'\\xff'"):
+        assert words in shown.out
     assert "2 of 3 examples are bad" in shown.err

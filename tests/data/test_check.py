@@ -1,14 +1,13 @@
 import numpy as np
 import pytest
+from data.files import Labelled
 from image_files import encoded, write_folder
 from PIL import Image
 
 from vit_jax.data.check import check_split, dataset_warnings, wrong_checksums
 from vit_jax.data.prepare.pack import PackOptions, pack
-from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
-from vit_jax.errors import DataError
 
 
 def check_folder(path):
@@ -45,37 +44,15 @@ def test_a_bad_file_is_listed_with_its_reason(tmp_path, content, reason):
     assert len(report.sizes) == len(report.num_bytes) == 20
 
 
-class Labelled:
-    """Readable images with given labels; example 1 cannot be read at all."""
-
-    name, fingerprint, class_names = "labelled", "0", ("a", "b")
-
-    def __init__(self, labels, unreadable=()):
-        self._labels, self._unreadable = labels, unreadable
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: int) -> Example:
-        return self.read([index])[0]
-
-    def read(self, indices):
-        if any(i in self._unreadable for i in indices):
-            raise DataError("a damaged file", "a whole one", "restore it")
-        return [Example(encoded(1), self._labels[i], f"number {i}") for i in indices]
-
-
 def test_a_label_beyond_the_class_count_is_bad():
-    report = check_split(Labelled([0, 2, 1, -1]), "train")
-    assert report.bad == [
-        ("number 1", "label 2 is not 0 to 1"),
-        ("number 3", "label -1 is not 0 to 1"),
-    ]
+    report = check_split(Labelled([0, 2, 1, -1], "ab", encoded(1)), "train")
+    assert report.bad == [("1", "label 2 is not 0 to 1"), ("3", "label -1 is not 0 to 1")]
     assert report.per_class.tolist() == [1, 1]
 
 
 def test_an_example_that_cannot_be_read_does_not_hide_its_neighbours():
-    report = check_split(Labelled([0] * 200, unreadable=[70, 130]), "train")
+    source = Labelled([0] * 200, "ab", encoded(1), unreadable=[70, 130])
+    report = check_split(source, "train")
     assert report.bad == [("70", "a damaged file"), ("130", "a damaged file")]
     assert report.per_class.tolist() == [198, 0]
 
@@ -135,12 +112,3 @@ def test_a_prepared_dataset_is_checked_against_its_checksums(tmp_path):
         (shards[0].name, "wrong checksum: changed or damaged"),
         (shards[1].name, "missing"),
     ]
-
-
-def test_all_digits_are_readable(digits_dir):
-    source = TfdsSource("digits", "test", str(digits_dir))
-    report = check_split(source, "test")
-    assert not report.bad
-    assert report.formats == {"PNG": 360}
-    assert (report.sizes == 8).all()
-    np.testing.assert_array_equal(report.per_class, np.bincount(source.labels()))

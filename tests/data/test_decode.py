@@ -1,8 +1,6 @@
 import functools
-import io
-import struct
-import zlib
 
+import cv2
 import numpy as np
 import pytest
 from images import encode, exif, noise, photo, smooth
@@ -35,16 +33,15 @@ def _unsupported(*args):
     raise UnsupportedJpegError
 
 
-def _gray_16(big_endian: bool) -> bytes:
-    values = np.array([[0, 255, 256, 65535]], ">u2" if big_endian else "<u2")
-    return encode(values, "TIFF") if big_endian else encode(values)
+def _gray_16(order: str, kind: str) -> bytes:
+    return encode(np.array([[0, 255, 256, 65535]], f"{order}u2"), kind)
 
 
-def _palette(transparent: bool) -> bytes:
+def _palette(**options) -> bytes:
     image = Image.new("P", (2, 1))
     image.putpalette([9, 8, 7, 6, 5, 4])
     image.putdata([1, 0])
-    return encode(image, transparency=bytes([0, 128])) if transparent else encode(image)
+    return encode(image, **options)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +53,15 @@ def _palette(transparent: bool) -> bytes:
         (encode(Image.new("LA", (1, 1), (7, 0))), [[7, 7, 7]]),
         (encode(Image.new("RGBA", (1, 1), (10, 20, 30, 0))), [[10, 20, 30]]),
         (encode(Image.new("CMYK", (1, 1), (0, 255, 255, 0)), "TIFF"), [[255, 0, 0]]),
-        (_palette(transparent=False), [[6, 5, 4], [9, 8, 7]]),
-        (_palette(transparent=True), [[6, 5, 4], [9, 8, 7]]),
+        (_palette(), [[6, 5, 4], [9, 8, 7]]),
+        (_palette(transparency=bytes([0, 128])), [[6, 5, 4], [9, 8, 7]]),
         # The high byte of 0, 255, 256 and 65535.
-        (_gray_16(big_endian=False), [[0] * 3, [0] * 3, [1] * 3, [255] * 3]),
-        (_gray_16(big_endian=True), [[0] * 3, [0] * 3, [1] * 3, [255] * 3]),
+        (_gray_16("<", "PNG"), [[0] * 3, [0] * 3, [1] * 3, [255] * 3]),
+        (_gray_16(">", "TIFF"), [[0] * 3, [0] * 3, [1] * 3, [255] * 3]),
         (b"P6 2 1 255\n\1\2\3\4\5\6", [[1, 2, 3], [4, 5, 6]]),
         (b"P6\n# a comment\n1 1 255\n\1\2\3", [[1, 2, 3]]),
         (b"P5 2 1 255\n\1\2", [[1] * 3, [2] * 3]),
     ],
-    ids=["rgb", "gray", "bit", "gray+alpha", "rgba", "cmyk", "palette", "palette+alpha", "16-bit",
-         "16-bit-big-endian", "plain-ppm", "ppm", "pgm"],
 )  # fmt: skip
 def test_every_pixel_format_becomes_rgb(encoded, expected):
     image = decode(encoded)
@@ -75,19 +70,12 @@ def test_every_pixel_format_becomes_rgb(encoded, expected):
 
 
 def test_16_bit_rgb_keeps_its_high_bytes():
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
-    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
-    row = b"\0" + struct.pack(">3H", 0x0AFF, 0x8000, 0xFFFF)
-    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
-    png += chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
-    assert pixels_of(png).tolist() == [[[0x0A, 0x80, 0xFF]]]
+    rgb = np.array([[[0x0AFF, 0x8000, 0xFFFF]]], np.uint16)
+    _, png = cv2.imencode(".png", rgb[..., ::-1])  # OpenCV's order is BGR.
+    assert pixels_of(png.tobytes()).tolist() == [[[0x0A, 0x80, 0xFF]]]
 
 
-@pytest.mark.parametrize(("kind", "largest_error"), [("WEBP", 40), ("BMP", 0), ("JPEG", 40)])
+@pytest.mark.parametrize(("kind", "largest_error"), [("WEBP", 40), ("BMP", 0)])
 def test_other_file_formats_are_read(kind, largest_error):
     ramp = np.broadcast_to(np.arange(0, 256, 8, dtype=np.uint8)[:, None, None], (32, 32, 3))
     found = pixels_of(encode(np.ascontiguousarray(ramp), kind))
@@ -99,7 +87,6 @@ def test_the_first_frame_of_an_animation_is_decoded(kind):
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
     options = {"lossless": True} if kind == "WEBP" else {}
     encoded = encode(frames[0], kind, save_all=True, append_images=frames[1:], **options)
-    assert Image.open(io.BytesIO(encoded)).n_frames == 3
     assert (pixels_of(encoded) == [255, 0, 0]).all()
 
 
@@ -175,41 +162,24 @@ def test_a_part_of_a_shrunk_image_is_widened_to_whole_pixels(decoder):
     assert image.part((52, 36, 53, 37), 8).shape == (1, 1, 3)
 
 
-@needs_library
-@pytest.mark.parametrize("shrink", [2, 4, 8])
-def test_decoding_fewer_coefficients_is_like_averaging_pixels(monkeypatch, shrink):
-    image = EncodedImage(encode(photo(), "JPEG"))
-    box = (11, 7, 611, 407)
-    one = image.part(box, shrink).astype(int)
-    monkeypatch.setattr(decode_module, "decode_part", _unsupported)
-    other = EncodedImage(encode(photo(), "JPEG")).part(box, shrink)
-    assert np.abs(one - other).mean() < 3
-
-
-def _cut(encoded: bytes, count: int) -> bytes:
-    return encoded[:-count]
-
-
 @pytest.mark.parametrize(
     ("encoded", "part"),
     [
         (b"", "image of 0 bytes starting with nothing (unknown format)"),
         (b"not an image at all", "unreadable image of 19 bytes starting with 6e 6f 74 20"),
-        (_cut(encode(noise(32, 32)), 300), "starting with 89 50 4e 47"),
-        (_cut(encode(noise(32, 32), "JPEG"), 300), "(the image data are trunc"),
-        (_cut(encode(noise(32, 32), "JPEG"), 2), "(the image data are trunc"),
-        (_cut(encode(noise(32, 32), "JPEG", progressive=True), 300), "(the image data are trunc"),
+        (encode(noise(32, 32))[:-300], "starting with 89 50 4e 47"),
+        (encode(noise(32, 32), "JPEG")[:-300], "(the image data are trunc"),
+        (encode(noise(32, 32), "JPEG")[:-2], "(the image data are trunc"),
+        (encode(noise(32, 32), "JPEG", progressive=True)[:-300], "(the image data are trunc"),
         (encode(noise(32, 32), "JPEG")[:100], "starting with ff d8 ff e0"),
         (encode(noise(32, 32))[:20], "of 20 bytes"),
-        (_cut(encode(noise(32, 32), "WEBP"), 300), "starting with 52 49 46 46"),
-        (_cut(encode(noise(32, 32), "GIF"), 300), "starting with 47 49 46 38"),
+        (encode(noise(32, 32), "WEBP")[:-300], "starting with 52 49 46 46"),
+        (encode(noise(32, 32), "GIF")[:-300], "starting with 47 49 46 38"),
         (b"P6 2 1 255\n\1\2\3\4\5", "starting with 50 36 20 32"),
         (encode(np.ones((2, 2), np.float32), "TIFF"), "(pixels of mode F)"),
         (encode(np.ones((2, 2), np.int32), "TIFF"), "(pixels of mode I)"),
     ],
-    ids=["empty", "text", "cut-png", "cut-jpeg", "cut-end", "cut-progressive",
-         "cut-jpeg-header", "cut-png-header", "cut-webp", "cut-gif", "cut-ppm", "float", "32-bit"],
-)  # fmt: skip
+)
 def test_unreadable_bytes_are_a_data_error_in_either_decoder(decoder, encoded, part):
     with pytest.raises(DataError) as caught:
         decode(encoded)
@@ -227,23 +197,23 @@ def test_any_error_of_pillow_is_a_data_error(monkeypatch):
 
 
 @needs_library
-def test_damage_within_a_jpeg_is_a_data_error_with_libjpegs_message():
+@pytest.mark.parametrize(("marker", "skipped"), [(b"\xff\xd3", 2), (b"\xff\xd9", None)])
+def test_damage_within_a_jpeg_is_a_data_error_with_libjpegs_message(marker, skipped):
+    """A marker in the middle that has no place there, or the end marker."""
     encoded = encode(photo()[:200, :200], "JPEG")
     at = len(encoded) // 2
+    rest = encoded[at + skipped :] if skipped else b""
     with pytest.raises(DataError, match=r"\(Corrupt JPEG data: premature end of data segment\)"):
-        decode(encoded[:at] + b"\xff\xd3" + encoded[at + 2 :])
+        decode(encoded[:at] + marker + rest)
 
 
 def test_a_decompression_bomb_is_a_data_error_before_decoding():
-    encoded = encode(smooth(8, 8), "JPEG")
-    at = encoded.index(b"\xff\xc0") + 5
-    bomb = encoded[:at] + b"\xff\xff\xff\xff" + encoded[at + 4 :]
+    jpeg, png = encode(smooth(8, 8), "JPEG"), encode(smooth(8, 8))
+    at = jpeg.index(b"\xff\xc0") + 5
     with pytest.raises(DataError, match=r"\(65535 x 65535 pixels\)"):
-        EncodedImage(bomb)
-    png = encode(smooth(8, 8))
-    huge = png[:16] + b"\0\1\0\0\0\1\0\0" + png[24:]
+        EncodedImage(jpeg[:at] + b"\xff\xff\xff\xff" + jpeg[at + 4 :])
     with pytest.raises(DataError):
-        EncodedImage(huge)
+        EncodedImage(png[:16] + b"\0\1\0\0\0\1\0\0" + png[24:])
 
 
 @needs_library

@@ -16,7 +16,7 @@ from vit_jax.data.dataset_sizes import known_size
 from vit_jax.data.prepare.pack import PackOptions, pack
 from vit_jax.data.prepare.shards import ShardFolder
 from vit_jax.data.preprocess import Preprocess
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import TfdsSource, open_source
 from vit_jax.data.sources.base import Example
 from vit_jax.data.sources.listing import list_images
 from vit_jax.data.sources.splits import read_split
@@ -84,7 +84,6 @@ FOLDERS = [
     (shutil.rmtree, ("no folder",)),
     (only("a.png", encoded(1)), ("no folders in",)),
     (only("a.tar.gz"), ("is compressed",)),
-    (link("ant/up", "."), ("1 broken links", "such as ant/up")),
     (link("ant/up", "../ant"), ("1 broken links", "such as ant/up")),
     (tars(lambda photos: (photos / "ant").mkdir()), ("both folders and tar files",)),
     (tars(cut_tar), ("bee.tar cannot be read",)),
@@ -104,9 +103,10 @@ LISTS = [
     ("photos/ant/000.png,a\n", ("list.csv is 'photos/ant/000.png,a'",)),
     ("path,label\n", ("list.csv lists no image",)),
     ("path,label\nphotos/ant/000.png,a\nphotos/ant/001.png\n", ("line 3 of",)),
-    ("path,label\nphotos/ant/000.png,\n", ("line 2 of",)),
     ("path,label\na.png,a\nphotos/ant/000.png,a\nb.png,b\n", ("2 of 3 files", "such as a.png")),
     ("path,label\na\0.png,a\n", ("1 of 1 files", "such as a\\0.png")),
+    ("path,label,set\nphotos/ant/000.png,a,train\n", ("path,label or path,label,split",)),
+    ("path,label\nphotos/ant/000.png,a\nphotos/ant/000.png,b\n", ("000.png as a and as b",)),
 ]
 
 
@@ -117,15 +117,11 @@ def test_csv_lists(tmp_path, text, words):
 
 
 PACKS = [
-    (write("bee/012.png", b"cut"), {}, ("unreadable image", "--on_bad_example=skip")),
     (rename("ant", "a\nb"), {}, ("class name 'a\\nb'",)),
-    (rename("ant", " a"), {}, ("class name ' a'",)),
     (rename("ant", "a\udcff"), {}, ("class name 'a\\udcff'",)),
-    (rename("ant", "a\u2028b"), {}, ("class name 'a\\u2028b'",)),
     (lambda photos: (photos.parent / "data").touch(), {}, ("cannot write", "Not a directory")),
     (no_image, {"on_bad_example": "skip"}, ("no image of split train",)),
     (None, {"name": "3photos"}, ("dataset name",)),
-    (None, {"name": "photos-2"}, ("dataset name",)),
     (None, {"name": "digits"}, ("dataset name",)),
     (None, {"val_fraction": 0.01}, ("val_fraction",)),
     (None, {"val_fraction": 0.99}, ("val_fraction",)),
@@ -176,6 +172,8 @@ def preprocess(image):
 
 
 VALUES = [
+    (lambda: TfdsSource("digits", "train", "/dev/null/data"), DataError,
+     ("cannot write digits to /dev/null/data",)),
     (heads(("dog", "owl")), DataError, ("photos lacks the class 'cat' of RUN",)),
     (heads((*HEAD, "zebra")), DataError, ("photos has the class 'zebra'", "RUN")),
     (heads(TWICE), DataError, ("several classes named crane",)),
@@ -184,10 +182,8 @@ VALUES = [
      ("example 0 of labelled", "label 7", "0 to 1")),
     (splits("val"), DataError, ("Unknown split 'val'", "one of train, test", "train[:90%]")),
     (splits("train["), DataError, ("split 'train[' of photos: Error parsing",)),
-    (splits("train[:101]"), DataError, ("Requested",)),
     (splits("train[:0]"), DataError, ("split 'train[:0]' of photos is empty",)),
     (splits("train[90%:10%]"), DataError, ("end is after their start",)),
-    (splits("train[:50%]+train[5:4]"), DataError, ("end is after their start",)),
     (subset(fraction=0.1, hash="0123"), DataError, ("data.subset.hash = 0123",)),
     (subset(examples=6), DataError, ("subset of 6 of the 3,000", "between 7, one for each class")),
     (subset(preset="jft_9m"), DataError, ("subset of 9,000,000", "and 3,000")),
@@ -201,11 +197,10 @@ VALUES = [
     (preprocess(np.zeros((4, 4), np.uint8)), DataError, ("array uint8[4, 4]", "a PIL image")),
     (preprocess(np.zeros((4, 4, 3))), DataError, ("array float64[4, 4, 3]",)),
     (preprocess(3), DataError, ("int as an image",)),
-    (preprocess("there/is/no.png"), DataError, ("no.png",)),
+    (preprocess("there/is/no.png"), DataError, ("there/is/no.png",)),
     (preprocess(__file__), DataError, ("test_errors.py: ",)),
     (lambda: AugmentConfig(interpolation="bicubic", antialias=False), ConfigError, ("antialias",)),
     (lambda: CaptionsConfig(feature="text"), ConfigError, ("'tokenizer' is not set",)),
-    (lambda: CaptionsConfig(templates=("a {}",)), ConfigError, ("'tokenizer' is not set",)),
     (lambda: CaptionsConfig(tokenizer="t", feature="a", templates=("a {}",)), ConfigError,
      ("'feature' is given",)),
     (lambda: CaptionsConfig(tokenizer="t", templates=("a photo",)), ConfigError, ("'a photo'",)),
@@ -240,7 +235,6 @@ CAPTIONED = [
     ("c.jsonl", b'{"path": "1.png", "caption": null}', ("line 1 of", "caption is None")),
     ("c.jsonl", b'{"path": "1.png", "caption": "\\ud800"}', ("expected UTF-8",)),
     ("c.jsonl", b"[]", ("line 1 is not a JSON object",)),
-    ("c.jsonl", b"{", ("line 1",)),
     ("c.jsonl", b'{"path": "\xff"}', ("c.jsonl: line 1",)),
     ("c.parquet", b"", ("as images with captions",)),
     (TAR, {"1.jpg": IMAGE}, ("1 has an image and no caption",)),
@@ -296,7 +290,6 @@ def test_captions(tmp_path):
 TOKENIZERS = [
     ("words.model", b"not a model", {}, ("is damaged",)),
     ("tokenizer.json", b"{}", {}, ("is damaged",)),
-    ("tokenizer.json", b"\xff", {}, ("is damaged",)),
     ("vocab.txt", b"cat\ndog\n", {}, ("no [CLS]",)),
     ("vocab.json", b"{}", {}, ("cannot read", "merges.txt")),
     ("words.bin", b"", {}, ("words.bin as a tokenizer",)),

@@ -79,24 +79,19 @@ def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
         assert words in caplog.text
 
 
-def test_a_table_may_have_capitals_and_other_names_of_splits(tmp_path):
+@pytest.mark.parametrize("separator", [",", "\t", ";"])
+def test_a_table_may_have_capitals_spaces_tabs_and_other_names_of_splits(tmp_path, separator):
     tree(tmp_path, "x")
-    lines = ["Path,Label,Split", "x/0.png,a,Training", "x/1.png,b,validation", "x/2.png,a,test_set"]
-    (tmp_path / "it.csv").write_text("\n".join(lines))
-    assert sizes(list_images(tmp_path / "it.csv")) == {"train": 1, "validation": 1, "test": 1}
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (["path,label,set", "x/0.png,a,train"], "expected path,label or path,label,split"),
-        (["path,label", "x/0.png,a", "x/0.png,b"], "lists x/0.png as a and as b"),
-    ],
-)
-def test_a_table_that_would_be_misread_is_refused(tmp_path, lines, words):
-    (tree(tmp_path, "x") / "it.csv").write_text("\n".join(lines))
-    with pytest.raises(DataError, match=words):
-        list_images(tmp_path / "it.csv")
+    rows = [
+        ("Path", "Label", "Split"),
+        ("x/0.png", "cat", "Training"),
+        ("x/1.png", " cat", "validation"),
+        ("x/2.png", "dog ", "test_set"),
+    ]
+    (tmp_path / "it.csv").write_text("\n".join(separator.join(row) for row in rows))
+    listing = list_images(tmp_path / "it.csv")
+    assert listing.class_names == ("cat", "dog")
+    assert sizes(listing) == {"train": 1, "validation": 1, "test": 1}
 
 
 def test_other_folders_beside_splits_are_left_out_and_said(tmp_path, caplog):
@@ -111,14 +106,12 @@ def test_other_folders_beside_splits_are_left_out_and_said(tmp_path, caplog):
     assert "folders that are read as splits: train (train), val (val)" in caplog.text
 
 
-def test_a_class_may_have_the_name_of_its_split(tmp_path):
-    listing = list_images(tree(tmp_path, "train/train", "val/car", "val/train"))
+def test_a_class_may_have_the_name_of_a_split(tmp_path):
+    listing = list_images(tree(tmp_path / "two", "train/train", "val/car", "val/train"))
     assert listing.class_names == ("car", "train")
     assert sizes(listing) == {"train": 3, "val": 6}
-
-
-def test_train_beside_other_names_is_a_class(tmp_path):
-    assert list_images(tree(tmp_path, "bus", "train", "car")).class_names == ("bus", "car", "train")
+    classes = ("bus", "car", "train")
+    assert list_images(tree(tmp_path / "one", *classes)).class_names == classes
 
 
 def test_two_folders_of_one_split_are_an_error(tmp_path):
@@ -200,24 +193,6 @@ def test_keys_with_dots_have_captions(tmp_path):
     assert list_captioned(folder, ("caption",)).images.num_skipped == 1
 
 
-def test_other_suffixes_are_read_or_counted(tmp_path, caplog):
-    tree(tmp_path, "a")
-    for suffix in ("jfif", "jpe", "avif", "JPG", "heic"):
-        (tmp_path / "a" / f"x.{suffix}").write_bytes(IMAGE)
-    with caplog.at_level(logging.INFO):
-        listing = list_images(tmp_path)
-    assert (len(listing.names), listing.num_skipped) == (7, 1)
-    assert "other files that are left out: 1" in caplog.text
-
-
 def test_two_forms_of_a_name_are_one_class(tmp_path):
     nfc, nfd = (unicodedata.normalize(form, "crème") for form in ("NFC", "NFD"))
     assert list_images(tree(tmp_path, f"train/{nfc}", f"val/{nfd}")).class_names == (nfc,)
-
-
-@pytest.mark.parametrize("separator", [",", "\t", ";"])
-def test_spaces_and_tabs_in_a_table(tmp_path, separator):
-    tree(tmp_path, ".")
-    rows = (("path", "label"), ("0.png", "cat"), ("1.png", " cat"), ("2.png", "dog "))
-    (tmp_path / "l.csv").write_text("".join(separator.join(row) + "\n" for row in rows))
-    assert list_images(tmp_path / "l.csv").class_names == ("cat", "dog")

@@ -1,10 +1,10 @@
-import logging
 import struct
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from images import encode, exif, photo, smooth
+from images import encode, photo, smooth
+from PIL import Image
 
 from vit_jax.data import jpeg
 from vit_jax.data.jpeg import DamagedJpegError, UnsupportedJpegError, decode_part, read_header
@@ -32,12 +32,6 @@ def test_the_header_gives_size_and_completeness(options):
     assert header == (70, 33, 1, True, True)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_header_gives_the_orientation(orientation):
-    header = read_header(encode(smooth(8, 8), "JPEG", exif=exif(orientation)))
-    assert header.orientation == orientation
-
-
 def big_endian_exif(kind: int, value: bytes) -> bytes:
     entry = struct.pack(">HHI", 0x0112, kind, 1) + value.ljust(4, b"\0")
     return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 1) + entry
@@ -62,17 +56,9 @@ def test_exif_in_either_byte_order_is_read_and_broken_exif_is_ignored(segment, e
     assert header == (8, 8, expected, True, True)
 
 
-def test_fill_bytes_between_markers_are_skipped():
-    encoded = encode(smooth(8, 8), "JPEG")
-    assert read_header(encoded[:2] + b"\xff\xff\xff" + encoded[2:]) == read_header(encoded)
-
-
-@pytest.mark.parametrize("mode", ["CMYK", "L"])
-def test_four_colours_are_not_common_and_gray_is(mode):
-    from PIL import Image
-
-    header = read_header(encode(Image.new(mode, (8, 8)), "JPEG"))
-    assert header.common == (mode == "L")
+@pytest.mark.parametrize(("mode", "common"), [("CMYK", False), ("L", True)])
+def test_four_colours_are_not_common_and_gray_is(mode, common):
+    assert read_header(encode(Image.new(mode, (8, 8)), "JPEG")).common == common
 
 
 def test_arithmetic_coding_and_twelve_bits_are_not_common():
@@ -84,11 +70,18 @@ def test_arithmetic_coding_and_twelve_bits_are_not_common():
     assert not read_header(twelve_bits).common
 
 
+@needs_library
+def test_bytes_that_fill_gaps_are_ignored():
+    encoded = encode(smooth(8, 8), "JPEG")
+    before_markers = encoded[:2] + b"\xff\xff\xff" + encoded[2:]
+    assert read_header(before_markers) == read_header(encoded)
+    before_the_end = encoded[:-2] + b"\0" * 7 + encoded[-2:]
+    np.testing.assert_array_equal(whole(before_the_end), whole(encoded))
+
+
 @pytest.mark.parametrize("cut", [1, 2, 100])
 def test_a_jpeg_without_its_end_marker_is_incomplete(cut):
-    encoded = encode(photo()[:64, :64], "JPEG")
-    assert read_header(encoded).complete
-    assert not read_header(encoded[:-cut]).complete
+    assert not read_header(encode(photo()[:64, :64], "JPEG")[:-cut]).complete
 
 
 @pytest.mark.parametrize(
@@ -138,29 +131,9 @@ def test_a_part_of_a_shrunk_image_equals_the_part_of_the_whole_image(subsampling
 
 
 @needs_library
-@pytest.mark.parametrize("shrink", [2, 4, 8])
-def test_shrinking_averages(shrink):
-    pixels = photo()[:384, :640]
-    found = whole(encode(pixels, "JPEG", quality=95, subsampling=0), shrink).astype(int)
-    blocks = pixels.reshape(384 // shrink, shrink, 640 // shrink, shrink, 3)
-    assert np.abs(found - blocks.mean(axis=(1, 3))).mean() < 3
-
-
-@needs_library
-def test_gray_becomes_rgb():
-    gray = np.ascontiguousarray(photo()[:40, :40, 1])
-    found = whole(encode(gray, "JPEG", quality=95))
-    assert (found == found[:, :, :1]).all()
-    assert np.abs(found[:, :, 0].astype(int) - gray).mean() < 2
-
-
-@needs_library
 def test_damaged_image_data_are_an_error_only_if_they_are_needed():
-    pixels = photo()[:320, :320]
-    encoded = encode(pixels, "JPEG")
+    encoded = encode(photo()[:320, :320], "JPEG")
     at = len(encoded) * 3 // 4
-    with pytest.raises(DamagedJpegError, match="Corrupt JPEG data"):  # A marker that has no place.
-        whole(encoded[:at] + b"\xff\xd3" + encoded[at + 2 :])
     # A table that is none, an error behind a warning.
     broken = encoded[:at] + b"\xff\xc4" + encoded[at + 2 :]
     with pytest.raises(DamagedJpegError, match="Bogus Huffman table"):
@@ -170,66 +143,34 @@ def test_damaged_image_data_are_an_error_only_if_they_are_needed():
 
 
 @needs_library
-def test_missing_image_data_are_an_error():
-    encoded = encode(photo()[:200, :200], "JPEG")
-    with pytest.raises(DamagedJpegError, match="premature end of data segment"):
-        whole(encoded[: len(encoded) // 2] + b"\xff\xd9")
-
-
-@needs_library
-def test_bytes_between_image_data_and_the_end_are_ignored():
-    encoded = encode(photo()[:64, :64], "JPEG")
-    padded = encoded[:-2] + b"\0" * 7 + encoded[-2:]
-    np.testing.assert_array_equal(whole(padded), whole(encoded))
-
-
-@needs_library
-@pytest.mark.parametrize("encoded", [b"", b"no JPEG"])
-def test_a_jpeg_that_libjpeg_turbo_refuses_is_unsupported(encoded):
-    with pytest.raises(UnsupportedJpegError):
-        decode_part(encoded, (0, 0, 1, 1))
-
-
-@needs_library
 def test_threads_can_decode_at_the_same_time():
-    images = [encode(photo()[i * 40 : i * 40 + 160, :160], "JPEG") for i in range(4)]
-    expected = [whole(encoded) for encoded in images]
-    wrong = []
-
-    def work(i: int) -> None:
-        for _ in range(20):
-            if (whole(images[i]) != expected[i]).any():
-                wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    images = 20 * [encode(photo()[i * 40 : i * 40 + 160, :160], "JPEG") for i in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(whole, images))
+    np.testing.assert_array_equal(found, [whole(encoded) for encoded in images])
 
 
-@pytest.mark.parametrize("found", [[], ["/nowhere/libturbojpeg.so"]])
-def test_a_missing_library_is_logged_in_one_line(monkeypatch, caplog, found):
+@pytest.fixture
+def libraries(monkeypatch):
+    """A list to fill with the only libraries that can be found."""
+    found = []
     jpeg.library.cache_clear()
     monkeypatch.setattr(jpeg, "_library_candidates", lambda: iter(found))
     monkeypatch.delattr(jpeg._local, "decoder", raising=False)
-    try:
-        with caplog.at_level(logging.WARNING):
-            for _ in range(3):
-                with pytest.raises(UnsupportedJpegError, match="no libjpeg-turbo"):
-                    decode_part(encode(smooth(8, 8), "JPEG"), (0, 0, 8, 8))
-        (line,) = caplog.messages
-        assert line.startswith("no libjpeg-turbo 3 found: Pillow decodes whole JPEGs")
-    finally:
-        jpeg.library.cache_clear()
-
-
-def test_a_library_older_than_3_is_not_used(monkeypatch):
+    yield found
     jpeg.library.cache_clear()
-    # Any library without these functions.
-    monkeypatch.setattr(jpeg, "_library_candidates", lambda: iter(["libc.so.6"]))
-    try:
-        assert jpeg.library() is None
-    finally:
-        jpeg.library.cache_clear()
+
+
+@pytest.mark.parametrize("paths", [[], ["/nowhere/libturbojpeg.so"]])
+def test_a_missing_library_is_logged_in_one_line(libraries, caplog, paths):
+    libraries += paths
+    for _ in range(3):
+        with pytest.raises(UnsupportedJpegError, match="no libjpeg-turbo"):
+            decode_part(encode(smooth(8, 8), "JPEG"), (0, 0, 8, 8))
+    (line,) = caplog.messages
+    assert line.startswith("no libjpeg-turbo 3 found: Pillow decodes whole JPEGs")
+
+
+def test_a_library_older_than_3_is_not_used(libraries):
+    libraries.append("libc.so.6")  # Any library without these functions.
+    assert jpeg.library() is None

@@ -5,7 +5,8 @@ import io
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from PIL import Image
+from data.files import write_tfds
+from images import encode
 
 from vit_jax.config.run import Config
 from vit_jax.data.decode import decode
@@ -60,45 +61,29 @@ def test_the_bins_of_dsprites():
     assert (angle[-1], len(set(angle))) == (15, 16)
 
 
-class _Scenes(tfds.core.GeneratorBasedBuilder):
-    """CLEVR's and dSprites' features that rules read: i + 3 objects, the nearest 8 + i / 4 away."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    name = "scenes"
-
-    def _info(self):
-        features = {
-            "image": tfds.features.Image(shape=(4, 4, 1), encoding_format="png"),
-            "label_x_position": tfds.features.ClassLabel(num_classes=32),
-            "objects": tfds.features.Sequence(
-                {
-                    "size": tfds.features.ClassLabel(names=["small", "large"]),
-                    "pixel_coords": tfds.features.Tensor(shape=(3,), dtype=np.float32),
-                }
-            ),
-        }
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        for i in range(8):
-            png = io.BytesIO()
-            Image.fromarray(np.eye(4, dtype=np.uint8)).save(png, "PNG")
-            png.seek(0)
-            objects = [
-                {"size": "small", "pixel_coords": [1.0, 2.0, 8 + i / 4 + k]} for k in range(i + 3)
-            ]
-            yield i, {"image": png, "label_x_position": 4 * i, "objects": objects}
-
-
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("scenes")
-    tfds.disable_progress_bar()
-    _Scenes(data_dir=str(folder), file_format="array_record").download_and_prepare()
-    return str(folder)
+    """CLEVR's and dSprites' features that rules read: i + 3 objects, the nearest 8 + i / 4 away."""
+    folder = str(tmp_path_factory.mktemp("scenes"))
+    size = tfds.features.ClassLabel(names=["small", "large"])
+    place = tfds.features.Tensor(shape=(3,), dtype=np.float32)
+    features = {
+        "image": tfds.features.Image(shape=(4, 4, 1), encoding_format="png"),
+        "label_x_position": tfds.features.ClassLabel(num_classes=32),
+        "objects": tfds.features.Sequence({"size": size, "pixel_coords": place}),
+    }
+    examples = [
+        {
+            "image": io.BytesIO(encode(np.eye(4, dtype=np.uint8))),
+            "label_x_position": 4 * i,
+            "objects": [
+                {"size": "small", "pixel_coords": [1.0, 2.0, 8 + i / 4 + k]} for k in range(i + 3)
+            ],
+        }
+        for i in range(8)
+    ]
+    write_tfds(folder, "scenes", features, examples)
+    return folder
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,12 @@ def test_other_modes_and_orientations_follow_the_decoder():
         assert Preprocess((8, 8))(Image.fromarray(_PIXELS).convert(mode)).shape == (1, 8, 8, 3)
 
 
-def test_bicubic_is_the_filter_of_pillow():
-    image = Image.fromarray(_PIXELS)
-    found = Preprocess((16, 16), "resize", interpolation="bicubic")(image)
-    want = np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC))
-    np.testing.assert_array_equal(found[0], want.astype(np.float32) / np.float32(127.5) - 1)
+CONFIGS = {"timm": "config.json", "transformers": "preprocessor_config.json"}
 
 
-def _save_with(folder, format, name, **changes):
+def _save_with(folder, format, **changes):
     save(random_loaded(), folder, format)
-    path = folder / name
+    path = folder / CONFIGS[format]
     config = json.loads(path.read_text())
     (config["pretrained_cfg"] if format == "timm" else config).update(changes)
     path.write_text(json.dumps(config))
@@ -77,9 +73,8 @@ def _save_with(folder, format, name, **changes):
 
 def test_it_follows_what_the_weights_expect(tmp_path):
     clip = {"mean": (0.48, 0.46, 0.41), "std": (0.27, 0.26, 0.28)}
-    model = _save_with(
-        tmp_path / "timm", "timm", "config.json", crop_pct=1.0, interpolation="bicubic", **clip
-    )
+    timm = {"crop_pct": 1.0, "interpolation": "bicubic", **clip}
+    model = _save_with(tmp_path / "timm", "timm", **timm)
     preprocess = vit_jax.preprocess_of(model)
     assert (preprocess.size, preprocess.crop) == ((32, 32), "central")
     assert (preprocess.central_fraction, preprocess.interpolation) == (1.0, "bicubic")
@@ -88,15 +83,8 @@ def test_it_follows_what_the_weights_expect(tmp_path):
     x = Preprocess((32, 32), "resize")(_PIXELS)
     theirs = ((x + 1) / 2 - np.float32(clip["mean"])) / np.float32(clip["std"])
     np.testing.assert_allclose(model(x), original(theirs.astype(np.float32)), atol=2e-3)
-    hf = _save_with(
-        tmp_path / "hf",
-        "transformers",
-        "preprocessor_config.json",
-        do_center_crop=True,
-        size={"shortest_edge": 256},
-        crop_size={"height": 224, "width": 224},
-        resample=3,
-    )
+    crop = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}}
+    hf = _save_with(tmp_path / "hf", "transformers", do_center_crop=True, resample=3, **crop)
     assert hf.view == EvalView("central", 0.875, interpolation="bicubic")
     new = vit_jax.create_model("ViT-Mini/4", image_size=32)
     assert preprocess_of(new) == Preprocess((32, 32))
@@ -175,40 +163,25 @@ def test_what_timm_leaves_out_is_that_of_imagenet(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("format", "name", "changes", "words"),
+    ("format", "changes", "words"),
     [
-        ("transformers", "preprocessor_config.json", {"do_resize": False}, "do_resize False"),
-        ("transformers", "preprocessor_config.json", {"do_rescale": False}, "do_rescale False"),
-        ("transformers", "preprocessor_config.json", {"rescale_factor": 1}, "rescale_factor 1;"),
-        ("transformers", "preprocessor_config.json", {"resample": 1}, "resample 1;"),
-        ("transformers", "preprocessor_config.json", {"do_pad": True}, "do_pad True;"),
-        ("transformers", "preprocessor_config.json", {"size": {"longest_edge": 9}}, "longest_edge"),
-        (
-            "transformers",
-            "preprocessor_config.json",
-            {"do_center_crop": False},
-            "or do_center_crop",
-        ),
-        (
-            "transformers",
-            "preprocessor_config.json",
-            {"do_center_crop": True, "crop_size": 256},
-            "at most the size",
-        ),
-        (
-            "transformers",
-            "preprocessor_config.json",
-            {"image_processor_type": "ConvNextImageProcessor"},
-            "ConvNext",
-        ),
-        ("timm", "config.json", {"crop_pct": 1.1}, "crop_pct 1.1"),
-        ("timm", "config.json", {"crop_mode": "border"}, "crop_mode 'border'"),
-        ("timm", "config.json", {"interpolation": "lanczos"}, "interpolation 'lanczos'"),
+        ("transformers", {"do_resize": False}, "do_resize False"),
+        ("transformers", {"do_rescale": False}, "do_rescale False"),
+        ("transformers", {"rescale_factor": 1}, "rescale_factor 1;"),
+        ("transformers", {"resample": 1}, "resample 1;"),
+        ("transformers", {"do_pad": True}, "do_pad True;"),
+        ("transformers", {"size": {"longest_edge": 9}}, "longest_edge"),
+        ("transformers", {"do_center_crop": False}, "or do_center_crop"),
+        ("transformers", {"do_center_crop": True, "crop_size": 256}, "at most the size"),
+        ("transformers", {"image_processor_type": "ConvNextImageProcessor"}, "ConvNext"),
+        ("timm", {"crop_pct": 1.1}, "crop_pct 1.1"),
+        ("timm", {"crop_mode": "border"}, "crop_mode 'border'"),
+        ("timm", {"interpolation": "lanczos"}, "interpolation 'lanczos'"),
     ],
 )
-def test_preprocessing_that_is_not_supported_is_refused(format, name, changes, words, tmp_path):
+def test_preprocessing_that_is_not_supported_is_refused(format, changes, words, tmp_path):
     with pytest.raises(WeightsError, match=words):
-        _save_with(tmp_path / "model", format, name, **changes)
+        _save_with(tmp_path / "model", format, **changes)
 
 
 def test_bicubic_squash_central_takes_the_middle_of_both_sides():

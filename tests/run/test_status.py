@@ -7,34 +7,30 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import ROOT
 
 from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError
-from vit_jax.run.default_folder import default_folder, recipe_name
+from vit_jax.run.default_folder import default_folder, default_sweep_folder, recipe_name
 from vit_jax.run.status import STATES, read_status
 from vit_jax.run.time_account import TimeAccount
 
 
-def write_run(folder, event="running", *, age=0.0, steps=(0, 10, 30), total=130, **files):
-    """Writes a run that has logged a line a second, the last `age` seconds ago."""
+def write_run(folder, event="running", *, age=0.0, config=None, metrics=(), result=None):
+    """Writes a run at step 30 of 130 that has logged three lines, the last `age` seconds ago."""
+    last = time.time() - age
+    session = {"session": 1, "began": last - 60, "total_steps": 130}
+    session["seconds"] = {"start": 20.0, "steps": 40.0}
+    lines = (("running", last - 20, 0), ("running", last - 10, 10), (event, last, 30))
+    rows = [session | {"event": kind, "time": at, "step": step} for kind, at, step in lines]
     folder.mkdir(parents=True)
-    now = time.time()
-    rows = [
-        {
-            "session": 1, "event": event if i == len(steps) - 1 else "running",
-            "began": now - age - 60, "time": now - age - (len(steps) - 1 - i) * 10.0,
-            "step": step, "total_steps": total,
-            "seconds": {"start": 20.0, "steps": 40.0},
-        }
-        for i, step in enumerate(steps)
-    ]  # fmt: skip
-    (folder / "sessions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "config.json").write_text(json.dumps(files.pop("config", {"train_steps": None})))
+    for name, content in (("sessions", rows), ("metrics", metrics)):
+        text = "".join(json.dumps(row) + "\n" for row in content)
+        (folder / f"{name}.jsonl").write_text(text)
+    (folder / "config.json").write_text(json.dumps(config or {"train_steps": None}))
     (folder / "env.json").write_text("{}")
-    metrics = files.pop("metrics", [])
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps(result))
     return folder
 
 
@@ -49,12 +45,7 @@ def test_a_running_run_has_a_score_and_an_eta(tmp_path):
 
 @pytest.mark.parametrize(
     ("event", "age", "state"),
-    [
-        ("running", 500, "killed"),
-        ("stopped", 0, "stopped"),
-        ("failed", 0, "failed"),
-        ("running", 3, "running"),
-    ],
+    [("running", 500, "killed"), ("stopped", 0, "stopped"), ("running", 3, "running")],
 )
 def test_the_last_line_of_the_sessions_decides_the_state(tmp_path, event, age, state):
     found = read_status(write_run(tmp_path / "run", event, age=age))
@@ -66,11 +57,8 @@ def test_the_score_is_the_metric_that_the_run_chooses_by(tmp_path):
     config = {"early_stopping": {"metric": "eval/dev/loss"}, "checkpoint": None}
     result = {"step": 9, "eval/test/accuracy_top1": 0.5, "eval/dev/loss": 0.7, "wall_time_s": 3.2}
     found = read_status(write_run(tmp_path / "run", config=config, result=result))
-    assert (found.state, found.score_text, found.time_text) == (
-        "finished",
-        "dev/loss 0.7000",
-        "0:00:03",
-    )
+    assert (found.state, found.score_text) == ("finished", "dev/loss 0.7000")
+    assert found.time_text == "0:00:03"
 
 
 def test_the_time_of_a_finished_run_is_that_of_its_account(tmp_path):
@@ -129,3 +117,16 @@ def test_the_same_command_continues_its_run_and_another_gets_a_new_folder(tmp_pa
     sys.argv.append(command[-1])
     assert default_folder("configs/quickstart.py") == second
     assert recipe_name("configs/a b.py:L/16,x") == "a-b-L-16-x"
+
+
+def test_a_sweep_continues_in_its_newest_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = str(ROOT / "configs" / "quickstart.py")
+    (tmp_path / "mine.py").write_text(f"def get_sweep():\n    yield {config!r}, {{}}\n")
+    folder = default_sweep_folder("mine.py")
+    assert folder.name == f"mine-{datetime.date.today().isoformat()}"
+    for _ in range(2):
+        assert main(["sweep", "--sweep=mine.py", "--executor=commands"]) == 0
+        assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
+    assert default_sweep_folder("mine.py") == folder
+    assert default_sweep_folder("./mine.py").name == f"{folder.name}-2"

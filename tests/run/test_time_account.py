@@ -1,6 +1,5 @@
 """The account of a run's time, over sessions that end in every way."""
 
-import json
 import subprocess
 import sys
 import time
@@ -111,17 +110,21 @@ def test_nothing_is_lost_after_a_stop_that_saved_the_last_step(tmp_path, clock):
     assert of(second) == {"steps": 10.0, "saving": 0.25, "idle": 3.0}
 
 
+def opened(folder):
+    account = TimeAccount()
+    account.open(folder)
+    return account
+
+
 def test_an_evaluation_at_the_restored_step_is_not_lost(tmp_path, clock):
-    first = TimeAccount()
-    first.open(tmp_path)
+    first = opened(tmp_path)
     with first.part("steps"):
         clock(2)
     first.step, saved = 2, first.seconds()
     with first.part("evaluation"):
         clock(7)
     first.close("stopped")
-    second = TimeAccount()
-    second.open(tmp_path)
+    second = opened(tmp_path)
     second.resume(2, saved)
     assert of(second) == {"steps": 2.0, "evaluation": 7.0}
     second.close("finished")
@@ -131,29 +134,14 @@ def test_a_log_that_lags_behind_the_checkpoint_gives_its_seconds_back_from_idle(
     first, _ = session(tmp_path, clock, steps=4)
     clock(6)
     later = {**first.seconds(), "steps": 9.0}  # Saved 5 s after the last line.
-    second = TimeAccount()
-    second.open(tmp_path)
+    second = opened(tmp_path)
     second.resume(9, later)
     assert of(second) == {"steps": 9.0, "idle": 1.0}
     second.close("stopped")
 
 
-def test_a_line_that_a_kill_cut_off_is_deleted(tmp_path, clock):
-    session(tmp_path, clock, steps=6, event="stopped")
-    before = read_sessions(tmp_path)
-    with (tmp_path / FILE).open("a") as file:
-        file.write('{"session": 1, "ev')
-    again = TimeAccount()
-    again.open(tmp_path)
-    again.close("failed")
-    lines = (tmp_path / FILE).read_text().splitlines()
-    assert [json.loads(line) for line in lines][: len(before)] == before
-    assert json.loads(lines[-1])["event"] == "failed"
-
-
 def test_a_thread_writes_while_the_main_thread_is_busy(tmp_path):
-    account = TimeAccount()
-    account.open(tmp_path)
+    account = opened(tmp_path)
     with account.part("compile"):
         begin = time.monotonic()
         while read_sessions(tmp_path)[-1]["seconds"].get("compile", 0) < 0.5:

@@ -24,7 +24,12 @@ def content():
 @pytest.fixture
 def found(bucket, content):
     """The object in a listing."""
-    path = user_path(f"{bucket.url}/data/shard 0")
+    return stored(bucket, "data/shard 0", content)
+
+
+def stored(bucket, name, content):
+    """Writes an object, and returns it as a listing has it; counts start anew."""
+    path = user_path(f"{bucket.url}/{name}")
     path.write_bytes(content)
     bucket.server.clear()
     return listed(path)
@@ -59,10 +64,7 @@ def test_each_block_is_one_request_and_stays_for_other_caches(bucket, found, con
 
 
 def test_reading_ahead_happens_at_the_same_time(gcs, content, tmp_path):
-    path = user_path(f"{gcs.url}/object")
-    path.write_bytes(content)
-    cache, found = BlockCache(tmp_path, GB), listed(path)
-    gcs.server.clear()
+    cache, found = BlockCache(tmp_path, GB), stored(gcs, "object", content)
     cache.read_ahead([Part(found, 0, found.size)])
     cache.read_ahead([Part(found, 0, found.size)])
     assert cache.read([Part(found, 10, 20)]) == [content[10:20]]
@@ -74,14 +76,11 @@ def test_reading_ahead_happens_at_the_same_time(gcs, content, tmp_path):
 def test_without_room_neighbours_are_one_request_and_only_they_are_read(
     folder, gcs, content, tmp_path
 ):
-    path = user_path(f"{gcs.url}/object")
-    path.write_bytes(content)
-    cache, found = BlockCache(tmp_path if folder else None, 0 if folder else GB), listed(path)
-    gcs.server.clear()
+    cache = BlockCache(tmp_path, 0) if folder else BlockCache(None, GB)
+    found = stored(gcs, "object", content)
     near = [Part(found, start, start + 900) for start in range(0, 90_000, 1000)]
-    far = [Part(found, 3_000_000, 3_000_010)]
-    got = cache.read([*near, *far])
-    assert got == [content[part.start : part.stop] for part in [*near, *far]]
+    parts = [*near, Part(found, 3_000_000, 3_000_010)]
+    assert cache.read(parts) == [content[part.start : part.stop] for part in parts]
     assert gcs.server.requests("read") == 2
     assert gcs.server.requests("read", what="bytes_out") == 89_900 + 10
     assert not list(tmp_path.iterdir())
@@ -122,19 +121,18 @@ def test_a_new_version_of_an_object_is_read_anew(found, content, tmp_path):
 
 
 def test_the_oldest_blocks_go_when_the_limit_is_reached(gcs, content, tmp_path):
-    caches = []
+    runs = []
     for number in range(3):  # Runs on three datasets, each of which fits.
-        path = user_path(f"{gcs.url}/data/{number}")
-        path.write_bytes(content)
+        found = stored(gcs, f"data/{number}", content)
         cache = BlockCache(tmp_path, 8 * BLOCK_BYTES)
         cache.add_data(str(number), SIZE)
         assert cache.share == 1
-        assert cache.read([Part(listed(path), 0, SIZE)]) == [content]
-        caches.append(cache)
+        assert cache.read([Part(found, 0, SIZE)]) == [content]
+        runs.append((cache, found))
         assert size_of(tmp_path) <= 9 * BLOCK_BYTES
     # The first cache believes that its blocks are still there.
-    found = listed(user_path(f"{gcs.url}/data/0"))
-    assert caches[0].read([Part(found, 0, SIZE)]) == [content]
+    cache, found = runs[0]
+    assert cache.read([Part(found, 0, SIZE)]) == [content]
 
 
 def test_a_truncated_block_is_read_again(found, content, tmp_path):
@@ -161,19 +159,16 @@ def test_a_full_disk_does_not_stop_reading(found, content, tmp_path, monkeypatch
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", full)
     cache = BlockCache(tmp_path, GB)
-    for _ in range(2):
-        assert cache.read([Part(found, 0, SIZE)]) == [content]
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", full)
+        for _ in range(2):
+            assert cache.read([Part(found, 0, SIZE)]) == [content]
     assert caplog.text.count("cannot cache data") == 1
     assert "No space left" in caplog.text
-    assert not list(tmp_path.glob("??/*"))
-
-
-def test_the_last_twentieth_of_the_disk_stays_free(found, content, tmp_path, monkeypatch, caplog):
+    # Nor does a disk of which the last twentieth is left.
     monkeypatch.setattr(module, "_MIN_FREE_FRACTION", 1.1)
-    cache = BlockCache(tmp_path, GB)
-    assert cache.read([Part(found, 0, SIZE)]) == [content]
+    assert BlockCache(tmp_path, GB).read([Part(found, 0, SIZE)]) == [content]
     assert "of the disk is free" in caplog.text
     assert not list(tmp_path.glob("??/*"))
 
@@ -185,9 +180,7 @@ def read_all(folder, path):
 
 @pytest.mark.slow
 def test_of_several_processes_one_fetches_a_block(gcs, content, tmp_path):
-    path = user_path(f"{gcs.url}/object")
-    path.write_bytes(content)
-    gcs.server.clear()
+    path = stored(gcs, "object", content).path
     gcs.server.faults(latency_s=0.3)
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:

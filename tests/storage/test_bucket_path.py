@@ -157,18 +157,16 @@ def test_any_name_can_be_written_listed_copied_and_deleted(bucket, tmp_path):
         path = root / name / name
         assert path.read_text() == name
         assert path.stat().st_size == len(name.encode())
-        assert [*(root / name).iterdir()] == [path]
-        assert [*(root / name).glob("*")] == [path]
+        assert [*(root / name).iterdir()] == [*(root / name).glob("*")] == [path]
         with path.open("rb") as file:
             assert file.read() == name.encode()
     assert [path for path, _ in root.find()] == sorted(root / name / name for name in NAMES)
     root.download(tmp_path / "copy")
-    for name in NAMES:
-        assert (tmp_path / "copy" / name / name).read_text() == name
-    user_path(f"{bucket.url}/again?").upload(tmp_path / "copy")
-    assert len(user_path(f"{bucket.url}/again?").find()) == len(NAMES)
-    (root / NAMES[2] / NAMES[2]).replace(root / "%2F" / "?")
-    assert (root / "%2F" / "?").read_text() == NAMES[2]
+    again = user_path(f"{bucket.url}/again?")
+    again.upload(tmp_path / "copy")
+    assert {path.name: path.read_text() for path, _ in again.find()} == {n: n for n in NAMES}
+    path = (root / NAMES[2] / NAMES[2]).replace(root / "%2F" / "?")
+    assert path.read_text() == NAMES[2]
     root.remove_tree()
     assert not root.exists()
     assert (beside / "kept").read_text() == "kept"
@@ -186,15 +184,12 @@ def test_a_folder_is_not_one_whose_name_it_begins(bucket):
 def test_the_bucket_itself(bucket):
     root = user_path(bucket.url)
     assert root.is_dir()
-    assert [*root.iterdir()] == []
-    assert [*root.glob("*")] == []
-    assert root.parent == root
-    assert root.parents == ()
-    assert (root / "a").parents == (root,)
-    assert not user_path(f"{bucket.url}-nowhere").exists()
-    nowhere = user_path(f"{bucket.url}-nowhere/a")
+    assert [*root.iterdir()] == [*root.glob("*")] == []
+    assert (root.parent, root.parents, (root / "a").parents) == (root, (), (root,))
+    nowhere = user_path(f"{bucket.url}-nowhere")
+    assert not nowhere.exists()
     with pytest.raises(FileNotFoundError, match="-nowhere"):
-        nowhere.write_text("")
+        (nowhere / "a").write_text("")
 
 
 def test_of_many_that_create_an_object_one_does(bucket):
@@ -241,20 +236,6 @@ def test_errors_name_the_object(bucket, operation):
         next(getattr(path, operation)())
     assert str(caught.value) == f"[Errno 2] No such object: '{path}'"
     assert caught.value.filename == str(path)
-
-
-def test_refused_access_is_a_permission_error_that_names_the_object(bucket):
-    path = user_path(f"{bucket.url}/run/a")
-    path.write_text("")
-    bucket.server.faults(read_only=True)
-    for operation in (
-        lambda: path.write_text("b"),
-        lambda: path.with_name("b").create(b""),
-        path.unlink,
-        path.parent.remove_tree,
-    ):
-        with pytest.raises(PermissionError, match=f"access was refused.*{bucket.url}/run"):
-            operation()
 
 
 @pytest.mark.parametrize("mode", ["a", "r+", "w+", "ab", "x"])

@@ -12,6 +12,14 @@ from vit_jax.storage.log_file import LogFile, log_exists, read_log, read_log_end
 from vit_jax.storage.paths import user_path
 
 
+def append(path, *rows, **options):
+    """Appends rows to a log as a process does, from opening to closing it."""
+    log = LogFile(path, **options)
+    for row in rows:
+        log.write(row)
+    log.close()
+
+
 def test_lines_are_there_at_once_and_are_appended(tmp_path):
     path = tmp_path / "a.jsonl"
     assert read_log(path) == []
@@ -20,9 +28,7 @@ def test_lines_are_there_at_once_and_are_appended(tmp_path):
     log.write({"a": 1})
     assert read_log(path) == [{"a": 1}]
     log.close()
-    log = LogFile(path)
-    log.write({"a": 2})
-    log.close()
+    append(path, {"a": 2})
     assert path.read_text() == '{"a": 1}\n{"a": 2}\n'
     assert log_exists(path)
 
@@ -31,9 +37,7 @@ def test_a_line_that_a_crash_cut_off_is_left_out_and_deleted_by_the_next_writer(
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a": 3')
     assert read_log(path) == [{"a": 1}, {"a": 2}]
-    log = LogFile(path)
-    log.write({"a": 4})
-    log.close()
+    append(path, {"a": 4})
     assert path.read_text() == '{"a": 1}\n{"a": 2}\n{"a": 4}\n'
 
 
@@ -58,9 +62,7 @@ def test_a_damaged_line_stays_and_is_left_out(bad, at, tmp_path, caplog):
     path.write_bytes(b"\n".join(lines) + b"\n")
     assert read_log(path) == [{"a": 1}, {"a": 3}]
     assert caplog.messages == [f"{path}: lines left out, not valid: {at + 1}"]
-    log = LogFile(path)
-    log.write({"a": 4})
-    log.close()
+    append(path, {"a": 4})
     assert path.read_bytes() == b"\n".join([*lines, b'{"a": 4}', b""])
 
 
@@ -68,17 +70,14 @@ def test_a_line_that_is_not_valid_for_the_caller_is_damaged(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n{"b": 2}\n{"a": 3}\n')
     assert read_log(path, lambda row: "a" in row) == [{"a": 1}, {"a": 3}]
-    LogFile(path, keep=lambda row: row["a"] < 3, is_valid=lambda row: "a" in row).close()
+    append(path, keep=lambda row: row["a"] < 3, is_valid=lambda row: "a" in row)
     assert path.read_text() == '{"a": 1}\n{"b": 2}\n'
 
 
 def test_the_end_of_a_file_is_read_without_a_line_that_starts_before(tmp_path, bucket):
     for path in (tmp_path / "a.jsonl", user_path(f"{bucket.url}/run/a.jsonl")):
         assert read_log_end(path, 100) == []
-        log = LogFile(path)
-        for number in range(10):
-            log.write({"a": number})
-        log.close()
+        append(path, *({"a": number} for number in range(10)))
         assert read_log_end(path, 20) == [{"a": 8}, {"a": 9}]
 
 
@@ -90,18 +89,11 @@ def test_lines_that_are_not_kept_are_deleted(tmp_path):
 
 
 def test_segments_of_a_folder_that_was_copied_from_a_bucket_become_one_file(tmp_path):
-    (tmp_path / "a-000001.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "a-000001.jsonl").write_text('{"a": 1}\n{"a": ')  # The last line is cut off.
     (tmp_path / "a-000002.jsonl").write_text('{"a": 2}\n')
     assert read_log(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 2}]
-    LogFile(tmp_path / "a.jsonl").close()
+    append(tmp_path / "a.jsonl")
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
-    assert read_log(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 2}]
-
-
-def test_a_segment_whose_last_line_is_cut_off_is_not_joined_to_the_next(tmp_path):
-    (tmp_path / "a-000001.jsonl").write_text('{"a": 1}\n{"a": ')
-    (tmp_path / "a-000002.jsonl").write_text('{"a": 2}\n')
-    LogFile(tmp_path / "a.jsonl").close()
     assert read_log(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 2}]
 
 
@@ -178,8 +170,6 @@ def test_a_bucket_that_cannot_be_written_is_an_error_of_a_later_line(remote, buc
 def test_a_file_that_was_copied_to_a_bucket_becomes_a_segment(remote):
     remote.write_text('{"a": 1}\n')
     assert read_log(remote) == [{"a": 1}]
-    log = LogFile(remote)
-    log.write({"a": 2})
-    log.close()
+    append(remote, {"a": 2})
     assert read_log(remote) == [{"a": 1}, {"a": 2}]
     assert not remote.exists()
