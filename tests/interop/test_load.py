@@ -105,9 +105,10 @@ def test_a_table_without_a_row_for_the_class_token(tmp_path, tiny_loaded):
 PRE_LOGITS = {"pre_logits/kernel": (WIDTH, 8), "pre_logits/bias": (8,), "head/kernel": (8, CLASSES)}
 
 
-def test_the_tanh_layer_is_kept_with_the_head(tmp_path):
+def test_the_tanh_layer_is_kept_with_the_head_and_left_out_with_a_new_one(tmp_path):
     tensors = tiny(**PRE_LOGITS)
-    loaded = load(write_npz(tmp_path / "pre_logits.npz", tensors))
+    path = write_npz(tmp_path / "pre_logits.npz", tensors)
+    loaded = load(path)
     assert loaded.options.representation_size == 8
     kernel = params(loaded.model)["head/pre_logits/kernel"]
     np.testing.assert_array_equal(kernel, tensors["pre_logits/kernel"])
@@ -116,19 +117,13 @@ def test_the_tanh_layer_is_kept_with_the_head(tmp_path):
     before = found["encoded"][:, 0] @ tensors["pre_logits/kernel"]
     want = np.tanh(before + tensors["pre_logits/bias"])
     np.testing.assert_allclose(found["pre_logits"], want, atol=1e-5)
-
-
-def test_the_tanh_layer_is_left_out_with_a_new_head(tmp_path):
-    path = write_npz(tmp_path / "pre_logits.npz", tiny(**PRE_LOGITS))
-    loaded = load(path, num_classes=7)
-    assert loaded.options.representation_size is None
-    assert loaded.report.names(Status.LEFT_OUT) == [
-        "head/pre_logits/kernel",
-        "head/pre_logits/bias",
-        "head/linear/kernel",
-        "head/linear/bias",
+    new = load(path, num_classes=7)
+    assert new.options.representation_size is None
+    names = [
+        f"head/{layer}/{leaf}" for layer in ("pre_logits", "linear") for leaf in ("kernel", "bias")
     ]
-    assert params(loaded.model)["head/linear/kernel"].shape == (WIDTH, 7)
+    assert new.report.names(Status.LEFT_OUT) == names
+    assert params(new.model)["head/linear/kernel"].shape == (WIDTH, 7)
 
 
 def test_group_norms_of_a_hybrid_have_four_axes_or_one(tmp_path):
@@ -222,19 +217,16 @@ def test_biases_of_queries_and_values_only(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_becomes_float32_exactly(dtype, tmp_path):
+    low = low_precision(tiny(), dtype)
+    exact = {name: array.astype(np.float32) for name, array in low.items()}
+    found = load(write_npz(tmp_path / "low.npz", low))
+    assert_same(found, load(write_npz(tmp_path / "exact.npz", exact)))
     tensors = low_precision(to_timm(tiny()), dtype)
     loaded = load(write_safetensors(tmp_path / "low.safetensors", tensors), num_heads=HEADS)
     exact = {name: array.astype(np.float32) for name, array in tensors.items()}
     assert not np.array_equal(exact["norm.weight"], to_timm(tiny())["norm.weight"])
     assert_same(loaded, load(write_safetensors(tmp_path / "m.safetensors", exact), num_heads=HEADS))
     assert {array.dtype for array in params(loaded.model).values()} == {np.dtype(np.float32)}
-
-
-def test_bfloat16_in_an_npz(tmp_path):
-    low = low_precision(tiny(), "bfloat16")
-    exact = {name: array.astype(np.float32) for name, array in low.items()}
-    found = load(write_npz(tmp_path / "low.npz", low))
-    assert_same(found, load(write_npz(tmp_path / "exact.npz", exact)))
 
 
 def test_a_model_in_several_files(tmp_path):

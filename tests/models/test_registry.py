@@ -280,7 +280,7 @@ def test_an_unknown_name_gets_the_nearest_one(name, hint):
         (
             "ViT-Ti/16",
             {"class_token": False},
-            ["pooling token with class_token False", "use pooling gap"],
+            ["class_token False", "use pooling gap"],
         ),
         ("R50+ViT-B/32", {"image_size": 240}, ["240x240", "stem and patches 32", "256x256"]),
         ("R+ViT-Ti/16", {"image_size": (224, 240)}, ["224x240", "stem and patches 32", "224x224"]),
@@ -356,33 +356,43 @@ def test_every_image_family_has_a_valid_entry_in_every_field():
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"),
+    ("name", "options", "layers"),
     [
         (
             "ViT-Ti/16",
+            {"position_placement": "every_layer"},
             {"patch_embedding/kernel": 0, "class_token": 0, "norm/scale": 13,
+             "encoder/blocks/position_embedding/table": (1, 12),
              "encoder/blocks/mlp/expand/bias": (1, 12), "head/linear/bias": 13},
         ),
         (
             "R26+ViT-S/32",
-            {"stem/stage1/blocks/conv1/kernel": 0, "encoder/blocks/norm/scale": None,
-             "encoder/blocks/mlp_norm/scale": (1, 12), "head/linear/kernel": 13},
+            {"num_registers": 1, "pooling": "map", "class_token": True},
+            {"stem/stage1/blocks/conv1/kernel": 0, "stem/conv_root/kernel": 0,
+             "patch_embedding/kernel": 0, "position_embedding/table": 0, "registers": 0,
+             "encoder/blocks/norm/scale": None, "encoder/blocks/mlp_norm/scale": (1, 12),
+             "norm/scale": 13, "attention_pooling/query/kernel": 13, "head/linear/kernel": 13},
         ),
         (
             "BiT-R50x1",
-            {"trunk/conv_root/kernel": 0, "trunk/stage1/first/conv1/kernel": 1,
-             "trunk/stage1/blocks/conv1/kernel": (2, 3), "trunk/stage2/first/conv1/kernel": 4,
-             "trunk/stage4/blocks/conv3/kernel": (15, 16), "norm/scale": 17},
+            {},
+            {"trunk/conv_root/kernel": 0, "trunk/stage1/first/conv_proj/kernel": 1,
+             "trunk/stage1/blocks/conv1/kernel": (2, 3), "trunk/stage2/first/norm1/scale": 4,
+             "trunk/stage2/blocks/norm1/scale": (5, 7), "trunk/stage3/first/conv3/kernel": 8,
+             "trunk/stage3/blocks/norm2/bias": (9, 13), "trunk/stage4/first/conv2/kernel": 14,
+             "trunk/stage4/blocks/conv3/kernel": (15, 16), "norm/scale": 17,
+             "head/linear/kernel": 17},
         ),
         (
             "Mixer-S/32",
+            {},
             {"patch_embedding/bias": 0, "blocks/token_mixing/expand/kernel": (1, 8),
              "norm/bias": 9, "head/linear/bias": 9},
         ),
     ],
 )  # fmt: skip
-def test_layers_are_numbered_in_the_order_of_the_forward_pass(name, layers):
-    found = layer_indices(abstract_model(name)[1])
+def test_layers_are_numbered_in_the_order_of_the_forward_pass(name, options, layers):
+    found = layer_indices(abstract_model(name, **options)[1])
     for parameter, number in layers.items():
         if number is None:
             assert parameter not in found
@@ -432,7 +442,6 @@ def test_a_name_of_timm_makes_the_model_at_its_image_size():
 @pytest.mark.parametrize(
     ("argument", "hint"),
     [
-        ("imagesize", "image_size"),
         ("drop_path_rate", "stochastic_depth"),
         ("nclasses", "num_classes"),
     ],

@@ -91,10 +91,8 @@ def test_a_flattened_map_is_the_input_of_the_head():
         (1, SMALL, ODD),
         (2, SHAPE, ODD),
         slow(2, SMALL, EVEN),
-        slow(1, SHAPE, ODD),
         slow(1, SMALL, EVEN),
         slow(2, SHAPE, EVEN),
-        slow(2, SMALL, ODD),
     ],
 )
 def test_feature_maps_equal_the_formula_written_out_in_float64(version, shape, size):
@@ -164,14 +162,6 @@ def test_group_norm_by_its_formula(style):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_group_norm_by_hand():
-    """Groups (1, 3) and (0, 8) of one position: deviations 1 and 4; epsilon is 1e-5."""
-    norm = GroupNorm(4, style_v2(2, "float32"))
-    norm.scale[...], norm.bias[...] = jnp.asarray([1.0, 2.0, 1.0, 1.0]), jnp.arange(4.0)
-    got = run(norm, jnp.asarray([1.0, 3.0, 0.0, 8.0]).reshape(1, 1, 1, 4)).ravel()
-    np.testing.assert_allclose(got, [-1, 1 * 2 + 1, -1 + 2, 1 + 3], atol=3e-5)
-
-
 def test_group_norm_of_bfloat16_is_computed_in_float32():
     """A large offset with a small spread: in bfloat16 the mean alone would lose it."""
     row = (256 + jnp.arange(8, dtype=jnp.float32) * 2).astype(jnp.bfloat16).reshape(1, 1, 1, 8)
@@ -192,20 +182,6 @@ def test_a_new_version_1_unit_returns_its_input():
     call = jax.jit(call, static_argnums=(0, 1))
     np.testing.assert_array_equal(call(UnitV1, style_v1, x), x)
     assert np.abs(call(UnitV2, style_v2, x) - x).min() > 0
-
-
-def test_a_new_resnet_has_a_zero_head_kernel_and_the_configured_bias():
-    config = model_options("BiT-R26x1", head_bias_init=-10.0)
-
-    @jax.jit
-    def head():
-        sizes = {"num_classes": 5, "image_size": (8, 8)}
-        linear = ResNet(ONE_STAGE, config, **sizes, rngs=nnx.Rngs(params=0)).head.linear
-        return linear.kernel[...], linear.bias[...]
-
-    kernel, bias = head()
-    np.testing.assert_array_equal(kernel, np.zeros((32, 5), np.float32))
-    np.testing.assert_array_equal(bias, np.full(5, -10, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +232,6 @@ def test_every_parameter_gets_a_gradient(family, options):
     [
         ("BiT-R-Mini", 8, {}),
         ("R+ViT-Mini/4", 8, {}),
-        ("R+ViT-Ti/16", 64, {"depth": 1}),
         ("R26+ViT-S/32", 64, {"depth": 1}),
     ],
 )

@@ -13,7 +13,7 @@ from vit_jax.models.registry import (
     list_models,
     model_options,
 )
-from vit_jax.models.text import TEXT_SIZES, TextConfig, TextTower, check_vocabulary
+from vit_jax.models.text import TextConfig, TextTower, check_vocabulary
 from vit_jax.models.two_towers import TwoTowers, TwoTowersConfig
 
 TEXT = {"vocabulary_size": 20, "context_length": 8}
@@ -220,31 +220,6 @@ def test_options_of_the_towers_override_those_of_the_name():
     assert options.replace(dtype="float32").image.dtype == "float32"
 
 
-def test_embeddings_of_different_widths_are_refused():
-    options = model_options("SigLIP-ViT-Nano/4", text=TEXT)
-    rngs = nnx.Rngs(0)
-    image = create_model("ViT-Nano/4", num_classes=0, image_size=8)
-    text = TextTower(options.text, embedding_size=24, pair=options, rngs=rngs)
-    with pytest.raises(ModelError, match="embeddings of 32 features and a text tower with 24"):
-        TwoTowers(image, text, rngs=rngs)
-    with pytest.raises(ModelError, match="an image tower with 10 classes"):
-        TwoTowers(create_model("ViT-Nano/4", num_classes=10, image_size=8), text, rngs=rngs)
-
-
-def test_a_text_longer_than_the_tower_is_refused():
-    model = create_model("CLIP-ViT-Nano/4", image_size=8, text=TEXT)
-    with pytest.raises(ModelError, match=r"texts of 9 tokens for a text tower of 8; .*at most 8"):
-        model.encode_text(np.zeros((1, 9), np.int32))
-    with pytest.raises(ModelError, match="tokens of shape"):
-        model.encode_text(np.zeros((1, 9), np.float32))
-
-
-def test_a_vocabulary_of_another_size_is_refused():
-    with pytest.raises(ModelError, match=r"v\.txt with 21 tokens .* 20 embeddings"):
-        check_vocabulary(TextConfig(**TEXT), 21, "v.txt")
-    check_vocabulary(TextConfig(**TEXT), 20, "v.txt")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -261,15 +236,30 @@ def test_wrong_options_are_errors(options, message):
 
 
 def test_sizes_and_classes_that_do_not_fit_are_errors():
-    with pytest.raises(ModelError, match="width 30 with 4 heads"):
-        create_model("CLIP-ViT-Nano/4", image_size=8, text={"width": 30, "num_heads": 4})
+    def create(name, **options):
+        return create_model(f"{name}-Nano/4", image_size=8, **options)
+
+    pair = model_options("SigLIP-ViT-Nano/4", text=TEXT)
+    rngs = nnx.Rngs(0)
+    text = TextTower(pair.text, embedding_size=24, pair=pair, rngs=rngs)
+    with pytest.raises(ModelError, match="embeddings of 32 features and a text tower with 24"):
+        TwoTowers(create("ViT", num_classes=0), text, rngs=rngs)
+    with pytest.raises(ModelError, match="an image tower with 10 classes"):
+        TwoTowers(create("ViT", num_classes=10), text, rngs=rngs)
     with pytest.raises(ModelError, match=r"no classes; .*ViT-Nano/4"):
-        create_model("CLIP-ViT-Nano/4", image_size=8, num_classes=10)
+        create("CLIP-ViT", num_classes=10)
+    with pytest.raises(ModelError, match="width 30 with 4 heads"):
+        create("CLIP-ViT", text={"width": 30, "num_heads": 4})
+    with pytest.raises(ModelError, match=r"v\.txt with 21 tokens .* 20 embeddings"):
+        check_vocabulary(TextConfig(**TEXT), 21, "v.txt")
 
 
-def test_text_sizes_are_those_of_the_vits():
-    assert TEXT_SIZES["Text-B"] == (768, 12, 3072, 12)
-    assert TEXT_SIZES["Text-Nano"] == (32, 4, 128, 2)
+def test_texts_that_the_tower_cannot_take_are_errors():
+    model = create_model("CLIP-ViT-Nano/4", image_size=8, text=TEXT)
+    with pytest.raises(ModelError, match=r"texts of 9 tokens for a text tower of 8; .*at most 8"):
+        model.encode_text(np.zeros((1, 9), np.int32))
+    with pytest.raises(ModelError, match="tokens of shape"):
+        model.encode_text(np.zeros((1, 9), np.float32))
 
 
 def test_features_of_a_pair_are_those_of_its_image_tower():

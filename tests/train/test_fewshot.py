@@ -129,7 +129,6 @@ def test_too_few_examples_are_an_error_before_the_first_step(digits_dir, tmp_pat
         (["fewshot.datasets.numbers.test_split=train"], "shares examples with test_split"),
         (["fewshot.datasets.a/b.name=digits"], "a name without '/'"),
         (["fewshot.shots=(5,5)"], "one or more different"),
-        (["fewshot.seeds=()"], "one or more different"),
         (["fewshot.seeds=(-1,)"], "numbers of at least 0"),
         (["fewshot.probe_c=(0.0,1.0)"], "numbers above 0"),
         (["fewshot.methods=('svm',)"], "one of least_squares, knn, linear_probe"),

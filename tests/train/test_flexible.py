@@ -89,7 +89,7 @@ def test_every_size_is_evaluated(finished):
         ),
         (
             {"flexible": {"probabilities": [1.0]}},
-            r"'flexible.probabilities' has 1 values for 2 sizes",
+            r"'flexible.probabilities' has 1 values",
         ),
         ({"flexible": {"probabilities": [0, 0]}}, r"'flexible.probabilities' is \[0.0, 0.0\]"),
         ({"flexible": {"patch_sizes": [4, 4]}}, r"'flexible.patch_sizes' is \[4, 4\]"),

@@ -8,7 +8,6 @@ import pytest
 from processes import UNMIXED
 from shared_programs import shared_program
 
-from vit_jax.__main__ import main
 from vit_jax.config.file import load_config
 from vit_jax.errors import ConfigError, NonFiniteError
 from vit_jax.evaluation.splits import SplitEvaluator
@@ -47,17 +46,6 @@ def finished(config, tmp_path_factory):
     return workdir, train(config, workdir, StopSignals())
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_listed_with_its_score(finished, capsys):
-    workdir, result = finished
-    assert main(["runs", str(workdir)]) == 0
-    row = capsys.readouterr().out.splitlines()[3].split()
-    score = f"{result['eval/test/accuracy_top1']:.4f}"
-    assert row[:4] == [workdir.name, "20/20", "test", score]
-    sessions = (workdir / "sessions.jsonl").read_text().splitlines()
-    assert json.loads(sessions[-1])["total_steps"] == 20
-
-
 @pytest.fixture
 def damaged(finished, tmp_path):
     """A copy of the finished run that may be changed, and its result."""
@@ -65,17 +53,18 @@ def damaged(finished, tmp_path):
     return tmp_path / "copy", finished[1]
 
 
-def stop_in_first_evaluation(config, workdir, monkeypatch):
-    stop = StopSignals()
+def stop_in_evaluation(config, workdir, monkeypatch, number=1):
+    stop, calls = StopSignals(), []
     original = SplitEvaluator.__call__
 
     def evaluate(self, eval_step, params, **options):
-        stop.requested = True
+        calls.append(1)
+        stop.requested = len(calls) == number
         return original(self, eval_step, params, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(SplitEvaluator, "__call__", evaluate)
-        with pytest.raises(Stopped, match="step 10"):
+        with pytest.raises(Stopped, match=f"step {10 * number}"):
             train(config, workdir, stop)
 
 
@@ -101,7 +90,8 @@ def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
     config, finished, tmp_path, monkeypatch
 ):
     (reference, want), stopped = finished, tmp_path
-    stop_in_first_evaluation(config, stopped, monkeypatch)
+    for _ in range(2):  # Once more in the evaluation that the next session makes up for.
+        stop_in_evaluation(config, stopped, monkeypatch)
     assert rows(stopped, "eval/") == []
     got = train(config, stopped, StopSignals())
     assert [row["step"] for row in rows(stopped, "eval/")] == [10, 20]
@@ -114,19 +104,7 @@ def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
 def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeated(
     config, tmp_path, monkeypatch
 ):
-    stop = StopSignals()
-    original = SplitEvaluator.__call__
-    calls = []
-
-    def evaluate(self, eval_step, params, **options):
-        calls.append(1)
-        stop.requested = len(calls) == 2
-        return original(self, eval_step, params, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SplitEvaluator, "__call__", evaluate)
-        with pytest.raises(Stopped, match="step 20"):
-            train(config, tmp_path, stop)
+    stop_in_evaluation(config, tmp_path, monkeypatch, 2)
     result = train(config, tmp_path, StopSignals())
     assert result["step"] == 20
     batch_size = config.data.global_batch_size
@@ -188,7 +166,7 @@ def test_a_resumed_run_warns_of_steps_that_were_not_traced(
     traced_before, config, tmp_path, monkeypatch, caplog
 ):
     traces = config.replace(profile=config.profile.replace(steps="3:4"))
-    stop_in_first_evaluation(traces if traced_before else config, tmp_path, monkeypatch)
+    stop_in_evaluation(traces if traced_before else config, tmp_path, monkeypatch)
     train(traces, tmp_path, StopSignals())
     warned = [line for line in caplog.messages if line.startswith("no profile")]
     assert warned == ["no profile of steps 3 to 4: the run is at step 10"] * (not traced_before)

@@ -16,18 +16,17 @@ from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.program import build_program
 
 MODEL = {"name": "ViT-Ti/4", "width": 8, "depth": 1, "mlp_dim": 16, "num_heads": 2}
+DATA = {"name": "none", "global_batch_size": 8, "image_size": 8}
 
 
 def config(**changes):
     base = {
         "model": MODEL,
-        "data": {
-            "name": "none", "global_batch_size": 8, "image_size": 8, "augment": {"flip": False},
-        },
+        "data": {**DATA, "augment": {"flip": False}},
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "schedule": {"decay": "constant"}},
         "ema_decay": 0.75,
         "train_steps": 10,
-    }  # fmt: skip
+    }
     return Config.from_mapping(base | changes)
 
 
@@ -43,11 +42,8 @@ def plain_program():
 
 def run_step(built, state, batch):
     """Runs the compiled step on a copy of the state, because the step donates its state."""
-    copy = jax.tree.map(
-        lambda leaf, abstract: jax.device_put(jnp.copy(leaf), abstract.sharding),
-        state,
-        built.abstract,
-    )
+    shardings = jax.tree.map(lambda abstract: abstract.sharding, built.abstract)
+    copy = jax.device_put(jax.tree.map(jnp.copy, state), shardings)
     return built.compiled(copy, batch)
 
 
@@ -86,12 +82,6 @@ def test_logged_loss_and_norms_equal_those_of_the_step():
     assert float(metrics["train/update_norm"]) == pytest.approx(0.1 * gradient_norm, rel=1e-5)
     assert float(metrics["train/learning_rate"]) == pytest.approx(0.1)
     assert int(new.step) == 1
-
-
-def test_the_first_loss_of_a_zero_head_is_log_of_the_classes():
-    built = plain_program()
-    _, metrics = run_step(built, built.init(), batch())
-    assert float(metrics["train/loss"]) == pytest.approx(np.log(5), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +132,8 @@ def test_dropout_mixing_erasing_and_flips_depend_only_on_seed_and_step():
     noisy = {
         "model": {**MODEL, "dropout": 0.3, "stochastic_depth": 0.2},
         "mixing": {"mixup_alpha": 0.5, "cutmix_alpha": 1.0},
-        "data": {"name": "none", "global_batch_size": 8, "image_size": 8,
-                 "augment": {"erasing_probability": 0.5}},
-    }  # fmt: skip
+        "data": {**DATA, "augment": {"erasing_probability": 0.5}},
+    }
 
     def losses(seed):
         built = program(seed=seed, **noisy)
@@ -163,7 +152,7 @@ def test_dropout_mixing_erasing_and_flips_depend_only_on_seed_and_step():
 
 def test_images_are_erased_before_they_are_mixed():
     augment = {"erasing_probability": 1.0, "erasing_fill": "gray", "flip": False}
-    data = {"name": "none", "global_batch_size": 8, "image_size": 8, "augment": augment}
+    data = {**DATA, "augment": augment}
     prepare = jax.jit(make_prepare(config(data=data, mixing={"mixup_alpha": 1.0}), 5))
     white = {"image": jnp.full((8, 8, 8, 3), 255, jnp.uint8), "label": jnp.zeros(8, jnp.int32)}
     found = np.unique(np.round(prepare(white, jnp.asarray(0, jnp.int32))["image"], 4))
@@ -181,10 +170,5 @@ def test_the_state_is_donated():
 
 def test_total_steps_are_computed_from_epochs():
     """80 examples, 8 a step: 3 epochs are 30 steps."""
-    built = build_program(
-        config(train_steps=None, train_epochs=3.0),
-        make_mesh(MeshConfig()),
-        num_classes=5,
-        num_examples=80,
-    )
+    built = program(train_steps=None, train_epochs=3.0)
     assert built.total_steps == 30
