@@ -107,16 +107,6 @@ def test_by_centres_equals_torch(method, old, new):
     np.testing.assert_allclose(found.reshape(1, *new, 4), want.permute(0, 2, 3, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["zoom", "bilinear", "bicubic"])
-def test_a_rectangular_image(tiny_path, tiny_loaded, method):
-    loaded = load(tiny_path, image_size=(16, 32), position_resize=method)
-    assert (loaded.image_size, loaded.model.grid) == ((16, 32), (4, 8))
-    old = params(tiny_loaded.model)[TABLE]
-    want = resample_table(old, (4, 4), (4, 8), method)
-    np.testing.assert_array_equal(params(loaded.model)[TABLE], want)
-    assert loaded.model.tokens == 1 + 4 * 8
-
-
 def test_the_grid_must_be_given_for_a_file_whose_table_is_not_square(tmp_path):
     tensors = tiny(grid=(2, 6))
     path = write_npz(tmp_path / "wide.npz", tensors)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_models import random_model, run
+from random_models import run
 
 from vit_jax.models.position import (
     RelativeBias,
@@ -71,21 +71,6 @@ def test_a_class_token_has_no_place_in_a_grid():
     np.testing.assert_array_equal(table[0, :2], np.zeros((2, 4)))
     np.testing.assert_array_equal(table[0, 2:], sincos_2d((2, 1), 4)[0])
     assert not jax.tree.leaves(nnx.to_pure_dict(nnx.state(fixed)))
-
-
-def test_every_block_has_its_own_table_unless_it_is_shared():
-    shapes, sizes = {}, {"width": 16, "depth": 3, "mlp_dim": 16, "num_heads": 2}
-    for placement in ("stem", "every_layer", "shared"):
-        model = random_model("ViT-Ti/8", position_placement=placement, **sizes)
-        blocks = model.encoder.blocks.position_embedding
-        own = None if blocks is None else blocks.table.shape
-        once = model.position_embedding
-        shapes[placement] = (own, None if once is None else once.table.shape)
-    assert shapes == {
-        "stem": (None, (1, 5, 16)),
-        "every_layer": ((3, 1, 5, 16), None),
-        "shared": (None, (1, 5, 16)),
-    }
 
 
 def test_relative_bias_by_its_definition():

@@ -147,16 +147,6 @@ def test_hidden_pixels_do_not_reach_the_prediction(reconstruct):
     assert np.abs(reconstruct(visible, rows) - before).max() > 1e-3
 
 
-def test_the_decoder_puts_every_patch_at_its_place(model):
-    """Tokens whose features are their place; the mask token stands for hidden patches."""
-    rows = order([5, 2, 11, 8, *(n for n in range(16) if n not in (5, 2, 11, 8))])
-    tokens = jnp.array([-1.0, 5.0, 2.0, 11.0, 8.0]).reshape(1, 5, 1) * jnp.ones((1, 1, 8))
-    placed = np.asarray(model.decoder.place(tokens, rows))
-    mask = np.asarray(model.decoder.mask_token[...])[0, 0]
-    want = [np.full(8, n) if n in (5, 2, 11, 8) else mask for n in range(16)]
-    np.testing.assert_allclose(placed[0], np.stack([np.full(8, -1), *want]), rtol=1e-6)
-
-
 def test_only_visible_tokens_are_counted_as_work(program):
     """Multiply-accumulates by hand: 4 visible patches and the class token in the encoder."""
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from interop.files import tiny, write_npz
-from shared_programs import shared_program
+from shared_programs import shared_program, stop_after
+from task_runs import steps_of
 from weight_files import random_loaded, random_weights
 
 from vit_jax.config.file import load_config
@@ -18,12 +19,10 @@ from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, WeightsError
-from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.run.metrics import read_metrics
 from vit_jax.train.init_from import model_of_weights, start_from_weights
 from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
@@ -236,33 +235,21 @@ def test_a_run_resumes_bit_for_bit_without_its_weights_file(tmp_path, npz, digit
     assert written["path"] == str(source)
     assert list(written["resized"]) == ["position_embedding/table"]
 
-    stop = StopSignals()
-    original = SplitEvaluator.__call__
-
-    def evaluate(self, eval_step, params, **options):
-        stop.requested = True
-        return original(self, eval_step, params, **options)
-
-    content = run_mapping(source, digits_dir)
-    content["evaluation"]["interval_steps"] = 3
-    interrupted = config_of(tmp_path, content)
-    with monkeypatch.context() as patch:
-        patch.setattr(SplitEvaluator, "__call__", evaluate)
-        with pytest.raises(Stopped, match="step 3"):
-            train(interrupted, tmp_path / "stopped", stop)
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="step 3"):
+        train(config, tmp_path / "stopped", stop_after(3, patch))
     source.unlink()
     with pytest.raises(WeightsError, match="does not exist"):
-        config_of(tmp_path, content)
+        config_of(tmp_path, run_mapping(source, digits_dir))
     again = load_config(
         str(tmp_path / "config.py"),
         auto_model=lambda config: model_of_weights(config, tmp_path / "stopped"),
     )
-    assert again == interrupted
+    assert again == config
     got = train(again, tmp_path / "stopped", StopSignals())
     assert got["eval/test/loss"] == want["eval/test/loss"]
     one, other = (
-        {r["step"]: r["train/loss"] for r in read_metrics(w / "metrics.jsonl") if "train/loss" in r}
-        for w in (reference, tmp_path / "stopped")
+        {row["step"]: row["train/loss"] for row in steps_of(folder)}
+        for folder in (reference, tmp_path / "stopped")
     )
     assert one == other
     assert len(one) == 6
@@ -270,20 +257,6 @@ def test_a_run_resumes_bit_for_bit_without_its_weights_file(tmp_path, npz, digit
         np.testing.assert_array_equal, arrays(reference, 6), arrays(tmp_path / "stopped", 6)
     )
     assert json.loads((tmp_path / "stopped" / "init.json").read_text()) == written
-
-
-@pytest.mark.slow
-def test_frozen_layers_keep_the_values_of_the_file(tmp_path, npz, digits_dir):
-    content = run_mapping(npz, digits_dir) | {"ema_decay": None}
-    content["optimizer"] |= {"freeze": ["(?!head/).*"], "layer_decay": 0.75}
-    train(config_of(tmp_path, content), tmp_path / "run", StopSignals())
-    got = named_leaves(arrays(tmp_path / "run", 6))
-    given = load(npz, image_size=32, num_classes=10, num_heads=2)
-    for name, old in named_leaves(nnx.to_pure_dict(nnx.state(given.model))).items():
-        if name.startswith("head/"):
-            assert np.abs(got[name]).max() > 1e-3, name
-        else:
-            np.testing.assert_array_equal(got[name], old)
 
 
 @pytest.mark.slow
