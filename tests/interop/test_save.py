@@ -183,12 +183,11 @@ with torch.no_grad():
 )
 def test_the_reference_library_loads_it_and_gives_equal_logits(tmp_path, format, script, options):
     ours = random_loaded(**options)
-    save(ours, tmp_path / "there", format)
-    np.save(tmp_path / "images.npy", IMAGES)
-    run_reference(
-        format, script, tmp_path / "there", tmp_path / "images.npy", tmp_path / "logits.npy"
-    )
-    want = np.load(tmp_path / "logits.npy")
+    there, images, logits = (tmp_path / name for name in ("there", "images.npy", "logits.npy"))
+    save(ours, there, format)
+    np.save(images, IMAGES)
+    run_reference(format, script, there, images, logits)
+    want = np.load(logits)
     with jax.default_matmul_precision("highest"):
         got = np.asarray(ours.model(IMAGES))
     assert np.abs(want).max() > 0.1

@@ -14,18 +14,14 @@ from vit_jax.models.registry import create_model, model_options
 from vit_jax.named_tree import named_leaves
 
 SIZES = {"width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
+STORED = {"patch_kernel_size": 4, "position_grid": 2}
 
 
 def flexible(patch_size, image_size, **options):
     """The same parameters for every patch size: a 4 x 4 kernel and a table of 2 x 2 patches."""
-    stored = {"patch_kernel_size": 4, "position_grid": 2}
-    model = create_model(
-        f"ViT-Ti/{patch_size}",
-        image_size=image_size,
-        num_classes=3,
-        **{**SIZES, **stored, **options},
-    )
-    return fill(model)
+    options = {**SIZES, **STORED, **options}
+    name = f"ViT-Ti/{patch_size}"
+    return fill(create_model(name, image_size=image_size, num_classes=3, **options))
 
 
 def fill(model, **arrays):
@@ -77,28 +73,17 @@ def test_the_model_equals_a_plain_vit_with_the_resized_kernel_and_table(patch_si
     table = np.concatenate([table[:, :1], grid.reshape(1, side * side, 16)], axis=1)
     assert stored["patch_embedding/kernel"].shape == (4, 4, 3, 16)
     plain = create_model(f"ViT-Ti/{patch_size}", image_size=16, num_classes=3, **SIZES)
-    resized = {
-        "patch_embedding/kernel": kernel.astype(np.float32),
-        "position_embedding/table": table,
-    }
-    plain = fill(plain, **{**stored, **resized})
-    np.testing.assert_allclose(
-        model(random_images(size=16)), plain(random_images(size=16)), rtol=1e-5, atol=1e-5
-    )
+    stored |= {"patch_embedding/kernel": np.float32(kernel), "position_embedding/table": table}
+    plain, x = fill(plain, **stored), random_images(size=16)
+    np.testing.assert_allclose(model(x), plain(x), rtol=1e-5, atol=1e-5)
 
 
 def test_all_sizes_have_the_same_parameters_and_their_own_cost():
-    shapes = [
-        {name: a.shape for name, a in parameters(flexible(size, 16)).items()} for size in (2, 4, 8)
-    ]
+    shapes = [jax.tree.map(np.shape, parameters(flexible(size, 16))) for size in (2, 4, 8)]
     assert shapes[0] == shapes[1] == shapes[2]
-    plain, stored = (
-        forward_macs(
-            model_options("ViT-Ti/2", **SIZES, **given), num_classes=3, image_size=(16, 16)
-        )
-        for given in ({}, {"patch_kernel_size": 4, "position_grid": 2})
-    )
-    assert plain == stored
+    plain, stored = (model_options("ViT-Ti/2", **SIZES, **given) for given in ({}, STORED))
+    sizes = {"num_classes": 3, "image_size": (16, 16)}
+    assert forward_macs(plain, **sizes) == forward_macs(stored, **sizes)
 
 
 @pytest.mark.slow

@@ -15,11 +15,8 @@ P = 4
 
 
 def model_of(**options):
-    return fill(
-        create_model(
-            f"ViT-Ti/{P}", image_size=16, num_classes=3, **{**SIZES, "position_grid": 3, **options}
-        )
-    )
+    options = {**SIZES, "position_grid": 3, **options}
+    return fill(create_model(f"ViT-Ti/{P}", image_size=16, num_classes=3, **options))
 
 
 def as_patches(images, length):
@@ -42,13 +39,10 @@ def as_patches(images, length):
     ],
 )
 def test_a_square_image_equals_the_plain_vit_and_padding_changes_nothing(options):
-    model = model_of(**options)
-    want = model(random_images(2, (16, 16)))
+    model, x = model_of(**options), random_images(2, 16)
+    want = model(x)
     run = jax.jit(lambda patches: model(patches))
-    fits, padded = (
-        run(as_patches(random_images(2, (16, 16)), 16)),
-        run(as_patches(random_images(2, (16, 16)), 23)),
-    )
+    fits, padded = (run(as_patches(x, length)) for length in (16, 23))
     np.testing.assert_allclose(fits, want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
     np.testing.assert_allclose(padded, fits, rtol=1e-5, atol=1e-6 * np.abs(want).max())
 
@@ -56,10 +50,7 @@ def test_a_square_image_equals_the_plain_vit_and_padding_changes_nothing(options
 @pytest.mark.parametrize("implementation", ["xla", "einsum"])
 def test_images_of_two_shapes_in_one_batch_are_as_by_themselves(implementation):
     model = model_of(pooling="gap", attention_implementation=implementation)
-    wide, tall = (
-        as_patches(random_images(1, (8, 24)), 14),
-        as_patches(random_images(1, (16, 4)), 14),
-    )
+    wide, tall = (as_patches(random_images(1, size), 14) for size in ((8, 24), (16, 4)))
     both = Patches(*(jnp.concatenate(pair) for pair in zip(wide, tall, strict=True)))
     apart = [model(one)[0] for one in (wide, tall)]
     np.testing.assert_allclose(model(both), jnp.stack(apart), rtol=1e-5, atol=1e-5)

@@ -33,9 +33,8 @@ def test_the_sincos_table_of_mae_by_hand():
     np.testing.assert_allclose(sincos_2d_mae((2, 3), 8)[0, 5], want, rtol=1e-6)
     module = build_table(TableSpec("sincos_2d_mae", (2, 3), 8, True, 0), rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(run(module, 7)[0, 1:], sincos_2d_mae((2, 3), 8)[0])
-    differences = [
-        np.abs(sincos_2d_mae((14, 14), d) - sincos_2d((14, 14), d)).max() for d in (768, 512)
-    ]
+    grid = (14, 14)
+    differences = [np.abs(sincos_2d_mae(grid, d) - sincos_2d(grid, d)).max() for d in (768, 512)]
     np.testing.assert_allclose(differences, [0.025, 0.037], atol=1e-3)
 
 
@@ -76,9 +75,8 @@ def test_a_class_token_has_no_place_in_a_grid():
 def test_relative_bias_by_its_definition():
     tokens, heads, head_dim = 5, 2, 4
     module = RelativeBias(tokens, heads, head_dim, rngs=nnx.Rngs(0))
-    query = jnp.asarray(
-        np.random.default_rng(0).standard_normal((3, tokens, heads, head_dim)), jnp.float32
-    )
+    shape = (3, tokens, heads, head_dim)
+    query = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
     got = run(module, query)
     table = np.asarray(module.table[...], np.float64)
     want, queries = np.zeros((3, heads, tokens, tokens)), np.asarray(query, np.float64)

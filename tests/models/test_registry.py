@@ -432,9 +432,7 @@ def test_a_pattern_finds_names_of_timm():
 
 
 def test_a_name_of_timm_makes_the_model_at_its_image_size():
-    model = nnx.eval_shape(
-        lambda: vit_jax.create_model("vit_tiny_patch16_384", num_classes=3, depth=1)
-    )
+    model = nnx.eval_shape(lambda: vit_jax.create_model("vit_tiny_patch16_384", depth=1))
     assert model.image_size == (384, 384)
     assert find_alias("vit_base_patch14_dinov2") is None  # Other options than ViT-B/14.
 

@@ -65,9 +65,8 @@ def assert_close(got, want):
 def test_logits_of_a_resnet_equal_the_formula_written_out_in_float64(shape, size):
     model, x = make("resnet", shape, size), random_images(size=size)
     params, sizes = params64(model), {"groups": 4, "small": shape.small}
-    assert_close(
-        run(model, x), np.array([reference.resnet(one, params, **sizes) for one in np.float64(x)])
-    )
+    want = [reference.resnet(one, params, **sizes) for one in np.float64(x)]
+    assert_close(run(model, x), np.array(want))
 
 
 def test_a_flattened_map_is_the_input_of_the_head():
@@ -117,10 +116,8 @@ def test_logits_of_a_hybrid_equal_the_formula_written_out_in_float64(shape):
 def test_the_root_without_stages_is_a_valid_stem():
     model = random_model("R+ViT-Ti/16", image_size=64, depth=1)
     x, params = random_images(size=64), params64(model)
-    features = [
-        reference.trunk(image, params["stem"], version=1, groups=32, small=False)
-        for image in np.float64(x)
-    ]
+    root = {"version": 1, "groups": 32, "small": False}
+    features = [reference.trunk(image, params["stem"], **root) for image in np.float64(x)]
     tokens = run(model.patch_embedding, jnp.asarray(np.array(features), jnp.float32))
     _, found = run(model, x, return_intermediates=("embedded",))
     table = model.position_embedding.table[...]

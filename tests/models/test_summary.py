@@ -70,9 +70,8 @@ def test_activations_by_hand():
     """Everything that one block and its surroundings keep, counted from the equations."""
     width, hidden, heads, patches = 8, 32, 2, 9
     tokens = patches + 1
-    found = summary(
-        "ViT-Ti/2", 6, 5, width=width, mlp_dim=hidden, num_heads=heads, depth=3
-    ).activations
+    sizes = {"width": width, "mlp_dim": hidden, "num_heads": heads, "depth": 3}
+    found = summary("ViT-Ti/2", 6, 5, **sizes).activations
     weights = heads * tokens * tokens
     # Input, mean, inverse deviation.
     norm = tokens * width + 2 * tokens
@@ -82,9 +81,8 @@ def test_activations_by_hand():
     mlp = tokens * width + 2 * tokens * hidden
     # Patches as rows for the kernel's gradient; the first token for the head's.
     outside = patches * (2 * 2 * 3) + norm + width
-    assert found == Activations(
-        F32 * (3 * (2 * norm + attention + mlp) + outside), F32 * 3 * weights
-    )
+    total = 3 * (2 * norm + attention + mlp) + outside
+    assert found == Activations(F32 * total, F32 * 3 * weights)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +107,14 @@ def test_activations_by_hand():
 def test_activations_equal_the_memory_per_additional_image(name, image_size, options):
     found = summary(name, image_size, **options)
     config = model_options(name, **options)
-    kept = [
-        sum(leaf.size * leaf.dtype.itemsize for leaf in residuals(config, image_size, batch))
-        for batch in (2, 3)
-    ]
+    two, three = (residuals(config, image_size, batch) for batch in (2, 3))
     # ResNets keep the images themselves, which `Activations` leaves out.
     images = image_size**2 * 3 * F32 if "R" in name.replace("ViT", "") else 0
-    assert found.activations.total_bytes == kept[1] - kept[0] - images
+    assert found.activations.total_bytes == three - two - images
 
 
 def residuals(config, image_size, batch):
+    """Bytes that a forward pass keeps for its gradient."""
     graphdef, state = nnx.split(abstract_model(config, image_size, 1000, platform="cpu"))
 
     def kept(params, images):
@@ -128,7 +124,8 @@ def residuals(config, image_size, batch):
         return jax.tree.leaves(jax.vjp(forward, params)[1])
 
     images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
-    return jax.eval_shape(kept, nnx.to_pure_dict(state), images)
+    leaves = jax.eval_shape(kept, nnx.to_pure_dict(state), images)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 @pytest.mark.slow
@@ -158,9 +155,8 @@ def compiled_temporary_bytes(config, image_size, batch):
 
 
 def test_remat_and_flash_free_memory():
-    plain, dots, full = (
-        summary("ViT-Ti/16", remat=remat).activations for remat in ("none", "dots", "full")
-    )
+    kinds = ("none", "dots", "full")
+    plain, dots, full = (summary("ViT-Ti/16", remat=remat).activations for remat in kinds)
     assert plain.total_bytes > dots.total_bytes > full.total_bytes
     assert plain.attention_bytes == F32 * 12 * 3 * 197 * 197
     assert dots.attention_bytes == full.attention_bytes == 0
@@ -168,9 +164,8 @@ def test_remat_and_flash_free_memory():
 
 def test_square_activations_are_not_counted_as_attention_weights():
     """16 patches of width 16 without a class token: [B, N, D] ends like [B, H, N, N]."""
-    found = summary(
-        "ViT-Ti/16", 64, 0, pooling="gap", width=16, num_heads=2, mlp_dim=16, depth=5
-    ).activations
+    sizes = {"width": 16, "num_heads": 2, "mlp_dim": 16, "depth": 5}
+    found = summary("ViT-Ti/16", 64, 0, pooling="gap", **sizes).activations
     assert found.attention_bytes == F32 * 5 * 2 * 16 * 16
 
 

@@ -82,9 +82,8 @@ def by_hand(name):
         text_size = {"B": "M", "L": "B"}[size]
         width = SIZES[text_size][0]
         heads = d * width + width * width
-        return image_by_hand(size, int(patch), norms=2) + text_by_hand(
-            text_size, 49_408, 77
-        ) + heads + 1  # fmt: skip
+        towers = image_by_hand(size, int(patch), norms=2) + text_by_hand(text_size, 49_408, 77)
+        return towers + heads + 1
     image = image_by_hand(size, int(patch), class_token=False) + map_head(size)
     vocabulary = 256_000 if method == "SigLIP2" else 32_000
     return image + text_by_hand(size, vocabulary, 64) + d * d + d + 2
@@ -92,9 +91,8 @@ def by_hand(name):
 
 def abstract(name, **options):
     config = model_options(name, **options)
-    return nnx.eval_shape(
-        lambda: build_model(config, num_classes=0, image_size=224, key=jax.random.key(0))
-    )
+    sizes = {"num_classes": 0, "image_size": 224, "key": jax.random.key(0)}
+    return nnx.eval_shape(lambda: build_model(config, **sizes))
 
 
 def leaves(model):
@@ -134,9 +132,8 @@ def test_embeddings_have_length_one_and_logits_are_scaled_cosines():
 
 
 def test_the_initial_temperature_and_bias_are_those_of_the_papers():
-    clip, siglip = (
-        create_model(f"{m}-ViT-Nano/4", image_size=8, text=TEXT) for m in ("CLIP", "SigLIP")
-    )
+    names = ("CLIP-ViT-Nano/4", "SigLIP-ViT-Nano/4")
+    clip, siglip = (create_model(name, image_size=8, text=TEXT) for name in names)
     np.testing.assert_allclose(clip.temperature, 1 / 0.07, rtol=1e-6)
     assert clip.bias is None
     np.testing.assert_allclose(siglip.temperature, 10, rtol=1e-6)
@@ -209,12 +206,10 @@ def test_layers_of_each_tower_are_numbered_on_their_own():
 
 
 def test_options_of_the_towers_override_those_of_the_name():
-    options = model_options(
-        "CLIP-ViT-B/16", dtype="bfloat16", image={"pooling": "gap"}, text={"depth": 3}
-    )
-    assert (options.image.pooling, options.image.mlp, options.image.dtype) == (
-        "gap", "quick_gelu", "bfloat16"
-    )  # fmt: skip
+    towers = {"image": {"pooling": "gap"}, "text": {"depth": 3}}
+    options = model_options("CLIP-ViT-B/16", dtype="bfloat16", **towers)
+    image = options.image
+    assert (image.pooling, image.mlp, image.dtype) == ("gap", "quick_gelu", "bfloat16")
     assert (options.text.depth, options.text.vocabulary_size) == (3, 49_408)
     assert TwoTowersConfig.from_mapping(options.to_mapping()) == options
     assert options.replace(dtype="float32").image.dtype == "float32"

@@ -108,9 +108,9 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     theirs = jax.jit(load(teacher).model)(resized)
     log_softmax = jax.nn.log_softmax(logits)
     label_loss = -np.mean(np.sum(ready["label"] * log_softmax, axis=1))
-    teacher_loss = (
-        soft_loss(student, theirs, 1.0) if targets == "soft" else hard_loss(student, theirs)
-    ).mean()
+    is_soft = targets == "soft"
+    losses = soft_loss(student, theirs, 1.0) if is_soft else hard_loss(student, theirs)
+    teacher_loss = losses.mean()
     assert float(metrics["label_loss"]) == pytest.approx(float(label_loss), rel=1e-4)
     assert float(metrics["teacher_loss"]) == pytest.approx(float(teacher_loss), rel=1e-4)
     assert float(loss) == pytest.approx(float(0.7 * label_loss + 0.3 * teacher_loss), rel=1e-4)
@@ -119,9 +119,8 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
 def test_the_teacher_is_an_argument_of_the_step_and_not_a_constant(teacher):
     program = program_of(config_of(teacher))
     teacher_size = sum(leaf.size for leaf in jax.tree.leaves(program.abstract_frozen))
-    traced = jax.make_jaxpr(program.step_fn)(
-        program.abstract, program.batch_shapes(), *program.abstract_frozen
-    )
+    arguments = (program.abstract, program.batch_shapes(), *program.abstract_frozen)
+    traced = jax.make_jaxpr(program.step_fn)(*arguments)
     assert max((np.size(c) for c in traced.consts), default=0) < 1000 < teacher_size
     own = sum(leaf.size for leaf in jax.tree.leaves(program.abstract.params))
     assert program.num_parameters() == own
@@ -243,15 +242,12 @@ def test_a_format_without_the_second_head_is_refused_unless_it_is_left_out(finis
     with pytest.raises(WeightsError, match=r"model.register_head = True in format timm.*=False"):
         save(load(folder), folder.parent / "refused", "timm")
     without = load(folder, register_head=False)
-    assert without.report.names(Status.LEFT_OUT) == [
-        "register_head/linear/bias",
-        "register_head/linear/kernel",
-    ]
+    left_out = without.report.names(Status.LEFT_OUT)
+    assert left_out == ["register_head/linear/bias", "register_head/linear/kernel"]
     save(without, folder.parent / "timm", "timm")
     images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3)).astype(np.float32)
-    np.testing.assert_allclose(
-        load(folder.parent / "timm").model(images), without.model(images), rtol=1e-5, atol=1e-5
-    )
+    found = load(folder.parent / "timm").model(images)
+    np.testing.assert_allclose(found, without.model(images), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -108,9 +108,8 @@ def test_targets_of_gray_by_hand():
     """A gray pixel has three values after ImageNet's normalisation, with a pattern of colours."""
     batch = masked_batch(jnp.zeros((1, 1, 1, 3)), jax.random.split(jax.random.key(0), 1), 1)
     # 0.5 minus 0.485, 0.456, 0.406, divided by 0.229, 0.224, 0.225.
-    np.testing.assert_allclose(
-        batch["target_image"][0, 0, 0], [0.0655022, 0.1964286, 0.4177778], rtol=1e-5
-    )
+    gray = batch["target_image"][0, 0, 0]
+    np.testing.assert_allclose(gray, [0.0655022, 0.1964286, 0.4177778], rtol=1e-5)
     target = pixel_targets(batch["target_image"], 1, normalize=True)
     np.testing.assert_allclose(target[0, 0], [-0.904544, -0.169271, 1.073815], rtol=1e-4)
     plain = pixel_targets(batch["target_image"], 1, normalize=False)

@@ -110,9 +110,8 @@ def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeate
     batch_size = config.data.global_batch_size
     assert (result["train_examples"], result["examples_seen"]) == (1437, 20 * batch_size)
     program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
-    assert result["train_exaflops"] * 1e18 == pytest.approx(
-        20 * batch_size * program.flops_per_image
-    )
+    flops = 20 * batch_size * program.flops_per_image
+    assert result["train_exaflops"] * 1e18 == pytest.approx(flops)
     assert [row["step"] for row in rows(tmp_path, "eval/")] == [10, 20]
 
 

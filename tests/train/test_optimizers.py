@@ -236,9 +236,8 @@ def test_weight_decay_layer_decay_and_freezing_mean_the_same_with_each_optimizer
 def test_matrices_of_muon_have_the_inputs_and_outputs_of_their_layer(model, name, size):
     params = abstract_params(model, **({"pooling": "map"} if "R26" in model else {}))
     shape = named_leaves(params)[name].shape["/blocks/" in name :]  # One layer of the stack.
-    matrices = jax.eval_shape(
-        functools.partial(_as_matrices, name), jax.ShapeDtypeStruct(shape, "float32")
-    )
+    leaf = jax.ShapeDtypeStruct(shape, "float32")
+    matrices = jax.eval_shape(functools.partial(_as_matrices, name), leaf)
     assert (matrices.shape[1:] if _is_hidden_matrix(name) else None) == size
     assert math.prod(matrices.shape) == math.prod(shape)
 
@@ -350,13 +349,9 @@ def test_frozen_parameters_have_no_optimizer_state():
 @pytest.mark.parametrize(("name", "key"), [("adamw", "mu"), ("sgd", "trace")])
 def test_momentum_may_be_bfloat16(name, key):
     state = build(name=name, state_dtype="bfloat16").init(PARAMS)
-    found = [
-        leaf.dtype
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        if key in str(path) and leaf.ndim
-    ]
-    assert found
-    assert set(map(str, found)) == {"bfloat16"}
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    found = {str(leaf.dtype) for path, leaf in leaves if key in str(path) and leaf.ndim}
+    assert found == {"bfloat16"}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from vit_jax.train.schedules import build_schedule
 
 
 def rates(steps, total=100, learning_rate=1.0, **options):
-    schedule = build_schedule(
-        ScheduleConfig(**options), learning_rate, total_steps=total, batch_size=10, num_examples=100
-    )
+    sizes = {"total_steps": total, "batch_size": 10, "num_examples": 100}
+    schedule = build_schedule(ScheduleConfig(**options), learning_rate, **sizes)
     return [float(schedule(s)) for s in steps]
 
 
@@ -31,9 +30,8 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero():
 
 
 def test_a_constant_schedule_may_end_with_a_cooldown():
-    np.testing.assert_allclose(
-        rates([0, 50, 75, 100], decay="constant", cooldown_steps=50), [1, 1, 0.5, 0], atol=1e-6
-    )
+    got = rates([0, 50, 75, 100], decay="constant", cooldown_steps=50)
+    np.testing.assert_allclose(got, [1, 1, 0.5, 0], atol=1e-6)
 
 
 def test_durations_may_be_in_epochs_and_examples():
