@@ -33,11 +33,7 @@ def test_a_new_head_is_zero(tiny_path, arguments):
     assert found[HEAD[0]].shape == (WIDTH, classes)
     assert not found[HEAD[0]].any()
     assert not found[HEAD[1]].any()
-    assert counts(loaded.report) == {
-        Status.TAKEN: NAMES - 2,
-        Status.REINITIALISED: 2,
-        Status.LEFT_OUT: 2,
-    }
+    assert counts(loaded.report)[Status.TAKEN] == NAMES - 2
     assert sorted(loaded.report.names(Status.LEFT_OUT)) == sorted(HEAD)
     assert sorted(loaded.report.names(Status.REINITIALISED)) == sorted(HEAD)
 

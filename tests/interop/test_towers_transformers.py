@@ -140,9 +140,8 @@ def test_a_folder_is_read_and_written_bit_for_bit(kind, activation, tmp_path):
 
 
 def test_crop_and_filter_are_those_of_the_image_processor(tmp_path):
-    assert load(write_folder(tmp_path / "plain", "clip", "gelu")).view == EvalView(
-        "central", 1.0, interpolation="bicubic"
-    )
+    plain = load(write_folder(tmp_path / "plain", "clip", "gelu"))
+    assert plain.view == EvalView("central", 1.0, interpolation="bicubic")
     size = {"size": {"shortest_edge": 10}, "crop_size": {"height": 8, "width": 8}}
     processor = {**size, "do_center_crop": True, "resample": 2}
     folder = write_folder(tmp_path / "own", "clip", "gelu", processor)

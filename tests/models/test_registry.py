@@ -141,11 +141,15 @@ def count(name, **options):
     return sum(math.prod(p.shape) for p in jax.tree.leaves(params))
 
 
+def block_by_hand(d, mlp):
+    """Queries, keys, values and output; the MLP; two norms."""
+    return 4 * (d * d + d) + (d * mlp + mlp) + (mlp * d + d) + 4 * d
+
+
 def vit_by_hand(d, depth, mlp, *, patch, channels, patches):
     """Patch embedding, class token, positions, blocks, norm, head."""
-    block = 4 * (d * d + d) + (d * mlp + mlp) + (mlp * d + d) + 4 * d
     embedding = (patch * patch * channels * d + d) + d + (patches + 1) * d
-    return embedding + depth * block + 2 * d + (d * 1000 + 1000)
+    return embedding + depth * block_by_hand(d, mlp) + 2 * d + (d * 1000 + 1000)
 
 
 def resnet_by_hand(version, units, width, root=7):

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from models.test_registry import ENCODERS, block_by_hand
 from random_models import random_images, random_model
 
 from vit_jax.errors import ConfigError, ModelError
@@ -37,50 +38,46 @@ PUBLISHED = {
     "LiT-L16S": 331_140_353,
     "LiT-L16Ti": 311_913_089,
 }
-SIZES = {
-    "Ti": (192, 12, 768), "S": (384, 12, 1536), "M": (512, 12, 2048), "B": (768, 12, 3072),
-    "L": (1024, 24, 4096), "So400m": (1152, 27, 4304),
-}  # fmt: skip
 
 
 def blocks(size):
-    d, depth, mlp = SIZES[size]
-    return depth * (4 * (d * d + d) + d * mlp + mlp + mlp * d + d + 4 * d)
+    d, depth, mlp = ENCODERS[size]
+    return depth * block_by_hand(d, mlp)
 
 
 def map_head(size):
-    d, _, mlp = SIZES[size]
+    d, _, mlp = ENCODERS[size]
     return d + 4 * (d * d + d) + 2 * d + d * mlp + mlp + mlp * d + d
 
 
 def image_by_hand(size, patch, *, class_token=True, norms=1):
-    d = SIZES[size][0]
+    d = ENCODERS[size][0]
     tokens = (224 // patch) ** 2 + class_token
     return patch * patch * 3 * d + d + class_token * d + tokens * d + blocks(size) + norms * 2 * d
 
 
 def text_by_hand(size, vocabulary, length):
-    d = SIZES[size][0]
+    d = ENCODERS[size][0]
     return (vocabulary + length) * d + blocks(size) + 2 * d  # BERT's norm is after the embedding.
 
 
 def by_hand(name):
     if name in ("LiT-B16B", "LiT-B16B_2", "LiT-L16L"):
         size = name[4]
-        d = SIZES[size][0]
+        d = ENCODERS[size][0]
         text = text_by_hand(size, 30_522, 512) + 2 * d
         heads = (1 + (name == "LiT-B16B")) * (d * d + d)
         return image_by_hand(size, 16) + text + heads + 1
     if name.startswith("LiT"):
         size = name.removeprefix("LiT-L16")
-        text = text_by_hand(size, 16_000, 16) + SIZES[size][0] * 1024 + 1024
+        text = text_by_hand(size, 16_000, 16) + ENCODERS[size][0] * 1024 + 1024
         return image_by_hand("L", 16) + text + 1
     method, _, rest = name.partition("-ViT-")
     size, patch = rest.split("/")
-    d = SIZES[size][0]
+    d = ENCODERS[size][0]
     if method == "CLIP":
         text_size = {"B": "M", "L": "B"}[size]
-        width = SIZES[text_size][0]
+        width = ENCODERS[text_size][0]
         heads = d * width + width * width
         towers = image_by_hand(size, int(patch), norms=2) + text_by_hand(text_size, 49_408, 77)
         return towers + heads + 1

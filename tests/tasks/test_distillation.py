@@ -58,6 +58,10 @@ def program_of(config):
     return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
 
 
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 def softmax(logits):
     return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
 
@@ -75,7 +79,7 @@ def test_the_hard_loss_by_hand():
     np.testing.assert_allclose(hard_loss(STUDENT, TEACHER), want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("targets", [pytest.param("soft", marks=pytest.mark.slow), "hard"])
+@pytest.mark.parametrize("targets", [slow("soft"), "hard"])
 def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     """Images are mixed, and the teacher sees the mixed images, resized to 16 pixels."""
     section = {"targets": targets, "token": True, "alpha": 0.3}
@@ -83,8 +87,7 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     program = program_of(config)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda p: jnp.asarray(p + 0.1 * rng.standard_normal(p.shape), jnp.float32),
-        program.init().params,
+        lambda p: p + np.float32(0.1 * rng.standard_normal(p.shape)), program.init().params
     )
     batch = program.example_batch()
     ready = jax.jit(program.task.prepare)(batch, jnp.int32(2))
@@ -260,11 +263,7 @@ def test_new_classes_replace_both_heads(finished):
 
 @pytest.mark.parametrize(
     ("arg", "classes"),
-    [
-        ("deit", 1000),
-        pytest.param("patient", 1000, marks=pytest.mark.slow),
-        pytest.param("small", 10, marks=pytest.mark.slow),
-    ],
+    [("deit", 1000), slow("patient", 1000), slow("small", 10)],
 )
 def test_the_step_of_the_recipe_can_be_traced(tmp_path, arg, classes):
     random_weights(tmp_path / "weights", num_classes=classes, image_size=(16, 16))
@@ -272,12 +271,10 @@ def test_the_step_of_the_recipe_can_be_traced(tmp_path, arg, classes):
     if arg != "small":
         overrides += ["model.name=ViT-Ti/16", "data.image_size=32", "data.global_batch_size=8"]
     config = load_config(f"{ROOT}/configs/distillation.py:{arg}", overrides)
-    program = build_program(
-        config, make_mesh(config.mesh), num_classes=classes, num_examples=100_000
-    )
-    _, metrics = jax.eval_shape(
-        program.step_fn, program.abstract, program.batch_shapes(), *program.abstract_frozen
-    )
+    facts = {"num_classes": classes, "num_examples": 100_000}
+    program = build_program(config, make_mesh(config.mesh), **facts)
+    batch = program.batch_shapes()
+    _, metrics = jax.eval_shape(program.step_fn, program.abstract, batch, *program.abstract_frozen)
     assert {"train/label_loss", "train/teacher_loss"} < set(metrics)
 
 

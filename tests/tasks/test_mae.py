@@ -252,36 +252,17 @@ def test_pictures_keep_the_visible_patches(finished):
         ({"mae": {"mask_ratio": 1.0}}, "'mae.mask_ratio' is 1"),
         ({"mae": {"mask_ratio": 0.0}}, "'mae.mask_ratio' is 0"),
         ({"mae": {"decoder_width": 20}}, "'mae.decoder_width' is 20 with 16 heads"),
+        # Known only with the model, before the first step.
+        ({"mae": {**SECTION, "mask_ratio": 0.95}}, "leaves none visible of 16 patches"),
+        ({"data": {"name": "none", "image_size": 4, "global_batch_size": 8}}, "visible of 1 patch"),
+        ({"model": {"name": "R+ViT-Nano/4"}}, "expected a ViT without a ResNet stem"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(changes, message):
-    with pytest.raises(ConfigError) as caught:
-        Config.from_mapping(mapping(**changes))
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "message"),
-    [
-        (
-            {"mae": {**SECTION, "mask_ratio": 0.95}},
-            ConfigError,
-            "'mae.mask_ratio' is 0.95, which leaves none visible of 16 patches",
-        ),
-        (
-            {"data": {"name": "none", "image_size": 4, "global_batch_size": 8}},
-            ConfigError,
-            "which leaves none visible of 1 patches",
-        ),
-        (
-            {"model": {"name": "R+ViT-Nano/4"}},
-            ModelError,
-            "expected a ViT without a ResNet stem",
-        ),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused_before_the_first_step(changes, kind, message):
-    found = Config.from_mapping(mapping(**changes))
-    with pytest.raises(kind) as caught:
+    def build():
+        found = Config.from_mapping(mapping(**changes))
         shared_program(found, make_mesh(found.mesh), num_classes=10, num_examples=100)
+
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        build()
     assert message in str(caught.value)

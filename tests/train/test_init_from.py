@@ -29,6 +29,7 @@ from vit_jax.train.signals import Stopped, StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 CLASSES = 7
+BATCHES = {"global_batch_size": 8, "eval_crop": "resize"}
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,7 @@ def npz(tmp_path_factory):
 def mapping(init_from, *, side=32, **options):
     return {
         "model": {"name": "auto", "num_heads": 2, **options.pop("model", {})},
-        "data": {
-            "name": "digits",
-            "image_size": side,
-            "global_batch_size": 8,
-            "eval_crop": "resize",
-        },
+        "data": {"name": "digits", "image_size": side, **BATCHES},
         "optimizer": {"name": "sgd", "learning_rate": 0.1, **options.pop("optimizer", {})},
         "train_steps": 4,
         "init_from": None if init_from is None else str(init_from),
@@ -234,19 +230,15 @@ def test_a_run_resumes_bit_for_bit_without_its_weights_file(tmp_path, npz, digit
     source.unlink()
     with pytest.raises(WeightsError, match="does not exist"):
         config_of(tmp_path, run_mapping(source, digits_dir))
-    again = load_config(
-        str(tmp_path / "config.py"),
-        auto_model=lambda config: model_of_weights(config, tmp_path / "stopped"),
-    )
+    stopped = tmp_path / "stopped"
+    path = str(tmp_path / "config.py")
+    again = load_config(path, auto_model=lambda config: model_of_weights(config, stopped))
     assert again == config
     got = train(again, tmp_path / "stopped", StopSignals())
     assert got["eval/test/loss"] == want["eval/test/loss"]
-    one, other = (
-        {row["step"]: row["train/loss"] for row in steps_of(folder)}
-        for folder in (reference, tmp_path / "stopped")
-    )
-    assert one == other
-    assert len(one) == 6
+    losses = [{r["step"]: r["train/loss"] for r in steps_of(f)} for f in (reference, stopped)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 6
     got, want = (arrays(folder, 6) for folder in (tmp_path / "stopped", reference))
     jax.tree.map(np.testing.assert_array_equal, got, want)
     assert json.loads((tmp_path / "stopped" / "init.json").read_text()) == written

@@ -66,6 +66,10 @@ def spread(state):
     return dataclasses.replace(state, params=params)
 
 
+def assert_close(got, want):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
 def test_logged_loss_and_norms_equal_those_of_the_step():
     built = plain_program()
     state = spread(built.init())
@@ -94,17 +98,14 @@ def test_gradient_accumulation_equals_one_large_batch(parts):
     two, metrics_cut = run_step(cut, state, batch())
     for name in ("train/loss", "train/gradient_norm", "train/update_norm"):
         assert float(metrics_cut[name]) == pytest.approx(float(metrics[name]), rel=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, two)
+    assert_close(one, two)
 
 
 def test_the_moving_average_by_hand():
     built = plain_program()
     state = spread(built.init())
     new, _ = run_step(built, state, batch())
-    want = jax.tree.map(
-        lambda a, p: 0.75 * np.asarray(a) + 0.25 * np.asarray(p), state.ema, new.params
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), new.ema, want)
+    assert_close(new.ema, jax.tree.map(lambda a, p: 0.75 * a + 0.25 * p, state.ema, new.params))
     assert new.eval_params is new.ema
     without = program(ema_decay=None).abstract
     assert without.eval_params is without.params
@@ -118,9 +119,7 @@ def test_a_schedule_free_run_evaluates_and_saves_the_average_of_its_optimizer():
     for seed in range(2):
         state, _ = run_step(built, state, batch(seed=seed))
     want = schedule_free_params(state.opt_state, state.params)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), state.eval_params, want
-    )
+    assert_close(state.eval_params, want)
     assert evaluated_item(built.config.to_mapping()) == "ema"
     assert evaluated_item(config(ema_decay=None).to_mapping()) == "params"
     with pytest.raises(ConfigError, match=r"'ema_decay' is 0.9 with schedule_free_sgd"):
