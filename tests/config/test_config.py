@@ -6,10 +6,8 @@ from small_config import small_mapping as mapping
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.evaluation import EvaluationConfig
-from vit_jax.config.file import load_config, override_key, parse_arg, set_key
-from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.file import load_config, override_key, parse_arg
 from vit_jax.config.optimizer import ScheduleConfig
-from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.run import CheckpointConfig, Config
 from vit_jax.errors import ConfigError
 from vit_jax.schema import differences, parse_override
@@ -52,7 +50,6 @@ def test_the_smallest_config_has_four_required_parts():
         ("seed", 2**32, "'seed' is 4294967296"),
         ("seed", 1.5, "'seed' is 1.5 (float)"),
         ("data__global_batch_size", 0, "'data.global_batch_size' is 0"),
-        ("data__image_size", 0, "'data.image_size' is 0"),
         ("data__augment__min_area", 0.0, "'data.augment.min_area' is 0.0"),
         ("data__augment__crop", "centre", "'data.augment.crop' is 'centre' (str)"),
         ("model__pooling", "mean", "'model.pooling' is 'mean' (str)"),
@@ -61,7 +58,6 @@ def test_the_smallest_config_has_four_required_parts():
         ("model__dtype", "float16", "'model.dtype' is 'float16' (str)"),
         ("optimizer__learning_rate", 0, "'optimizer.learning_rate' is 0"),
         ("optimizer__learning_rate", float("nan"), "'optimizer.learning_rate' is nan (float)"),
-        ("optimizer__weight_decay", float("inf"), "'optimizer.weight_decay' is inf (float)"),
         ("optimizer__layer_decay", 1.1, "'optimizer.layer_decay' is 1.1"),
         ("optimizer__clip_global_norm", 0, "'optimizer.clip_global_norm' is 0"),
         ("optimizer__schedule__decay", "stair", "'optimizer.schedule.decay' is 'stair' (str)"),
@@ -69,7 +65,6 @@ def test_the_smallest_config_has_four_required_parts():
         ("accumulation_steps", 0, "'accumulation_steps' is 0"),
         ("accumulation_steps", 3, "'accumulation_steps' is 3"),
         ("loss__label_smoothing", 1, "'loss.label_smoothing' is 1"),
-        ("train_steps", 0, "'train_steps' is 0"),
         ("train_epochs", 0.0, "'train_epochs' is 0.0"),
         ("evaluation__splits", {"test": 3}, "'evaluation.splits.test' is 3 (int)"),
         ("logging__interval_steps", 0, "'logging.interval_steps' is 0"),
@@ -77,28 +72,36 @@ def test_the_smallest_config_has_four_required_parts():
         ("mesh__fsdp", -1, "mesh data=-1, fsdp=-1, tensor=1"),
         ("mesh__tensor", -2, "'mesh.tensor' is -2"),
         ("mesh__slices", 0, "'mesh.slices' is 0"),
+        ("mesh__rules", [["head/(", []]], "'mesh.rules' has 'head/(', which is not a regular"),
+        ("mesh__rules", [["a", ["fsdp", None, "fsdp"]]], "'mesh.rules' has the rule ('fsdp', N"),
+        ("mesh__rules", [["a", ["rows"]]], "'mesh.rules' is"),
+        ("profile__steps", "5", "'profile.steps' is '5'"),
+        ("profile__steps", "0:5", "'profile.steps' is '0:5'"),
+        ("profile__steps", "7:5", "'profile.steps' is '7:5'"),
+        (
+            "data__augment",
+            {"min_area": 0.5, "max_area": 0.2},
+            "'data.augment.min_area' is 0.5 and",
+        ),
     ],
 )
 def test_an_impossible_value_is_named_with_its_whole_key(key, value, part):
     with pytest.raises(ConfigError) as caught:
         Config.from_mapping(mapping(**{key: value}))
-    assert caught.value.got == part
+    assert caught.value.got.startswith(part)
 
 
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
         ("sed", "seed"),
-        ("train_step", "train_steps"),
         ("model__nam", "model.name"),
         ("data__batch_size", "data.global_batch_size"),
         ("optimizer__lr_schedule", "optimizer.schedule"),
-        ("optimizer__lr", "optimizer.learning_rate"),
         ("lr", "optimizer.learning_rate"),
         ("bs", "data.global_batch_size"),
         ("model__img_size", "data.image_size"),
         ("model__drop_path", "model.stochastic_depth"),
-        ("data__wd", "optimizer.weight_decay"),
         ("epochs", "train_epochs"),
         ("optimizer__schedule__warmup_step", "optimizer.schedule.warmup_steps"),
     ],
@@ -117,30 +120,16 @@ def test_a_new_name_of_the_model_drops_the_sizes_of_the_file(caplog):
     with caplog.at_level("INFO"):
         override_key(content, "model.name", "ViT-B/16")
     assert content["model"] == {"name": "ViT-B/16", "pooling": "gap"}
-    assert (
-        "model.name=ViT-B/16 has its own sizes, not the config file's width 128, depth 6"
-        in caplog.text
-    )
+    assert "has its own sizes, not the config file's width 128, depth 6" in caplog.text
     override_key(content, "model.depth", 3)
     assert content["model"]["depth"] == 3
 
 
-@pytest.mark.parametrize("pixels", [32, 100])
-def test_a_shift_of_more_than_the_image_is_refused(pixels):
-    augment = {"crop": "pad", "pad_pixels": pixels}
-    with pytest.raises(ConfigError) as caught:
+def test_a_shift_of_more_than_the_image_is_refused():
+    augment = {"crop": "pad", "pad_pixels": 32}
+    with pytest.raises(ConfigError, match=r"'data.augment.pad_pixels' is 32 for images of 32 pix"):
         Config.from_mapping(mapping(data__augment=augment, data__image_size=32))
-    assert str(caught.value) == (
-        f"'data.augment.pad_pixels' is {pixels} for images of 32 pixels, which a shift could move"
-        " out of the picture; expected less than 32 pixels; set it to about an eighth of"
-        " data.image_size"
-    )
-    Config.from_mapping(mapping(data__augment={"pad_pixels": pixels}, data__image_size=32))
-
-
-def test_min_area_above_max_area_is_refused():
-    with pytest.raises(ConfigError, match=r"'data.augment.min_area' is 0.5 and 'max_area' 0.2"):
-        Config.from_mapping(mapping(data__augment={"min_area": 0.5, "max_area": 0.2}))
+    Config.from_mapping(mapping(data__augment={"pad_pixels": 32}, data__image_size=32))
 
 
 @pytest.mark.parametrize("units", [(), ("steps", "epochs"), ("epochs", "examples")])
@@ -154,26 +143,21 @@ def test_the_training_length_must_have_exactly_one_unit(units):
 
 
 @pytest.mark.parametrize(
-    ("make", "prefix"),
+    ("make", "prefix", "steps"),
     [
-        (ScheduleConfig, "warmup"),
-        (ScheduleConfig, "cooldown"),
-        (EvaluationConfig, "interval"),
-        (CheckpointConfig, "interval"),
+        (ScheduleConfig, "warmup", 0),
+        (ScheduleConfig, "cooldown", 10),
+        (EvaluationConfig, "interval", 10),
+        (CheckpointConfig, "interval", 10),
     ],
 )
-def test_other_durations_have_at_most_one_unit(make, prefix):
+def test_other_durations_have_at_most_one_unit(make, prefix, steps):
     assert getattr(make(), f"{prefix}_steps") is None
     with pytest.raises(ConfigError) as caught:
-        make(**{f"{prefix}_steps": 10, f"{prefix}_epochs": 1.0})
+        make(**{f"{prefix}_steps": steps, f"{prefix}_epochs": 1.0})
     assert caught.value.got == f"'{prefix}_steps' is given and so is '{prefix}_epochs'"
     keys = f"{prefix}_steps, {prefix}_epochs, {prefix}_examples"
     assert caught.value.expected == f"at most one of {keys}"
-
-
-def test_warmup_of_zero_steps_counts_as_given():
-    with pytest.raises(ConfigError, match="at most one of warmup_steps"):
-        ScheduleConfig(warmup_steps=0, warmup_epochs=1.0)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +177,8 @@ def test_warmup_of_zero_steps_counts_as_given():
 def test_durations_in_steps_by_hand(duration, steps):
     holder = EvaluationConfig(**duration)
     assert duration_in_steps(holder, "interval", batch_size=128, num_examples=1000) == steps
-
-
-@pytest.mark.parametrize("duration", [{"warmup_epochs": 0.0}, {"warmup_examples": 0}])
-def test_a_duration_of_zero_is_zero_steps(duration):
-    holder = ScheduleConfig(**duration)
-    assert duration_in_steps(holder, "warmup", batch_size=128, num_examples=1000) == 0
+    for none in (ScheduleConfig(warmup_epochs=0.0), ScheduleConfig(warmup_examples=0)):
+        assert duration_in_steps(none, "warmup", batch_size=128, num_examples=1000) == 0
 
 
 def test_config_survives_json():
@@ -253,6 +233,7 @@ def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
             "evaluation.splits.test=test",
             "model.layer_scale=1e-5",
             "data.num_classes=none",
+            "data.data_dir=/a=b",
         ],
     )
     assert config.seed == 2
@@ -263,10 +244,6 @@ def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
     assert config.evaluation.splits == {"test": "test"}
     assert config.model.layer_scale == 1e-5
     assert config.data.num_classes is None
-
-
-def test_the_value_of_an_override_may_contain_an_equals_sign(config_file):
-    config = load_config(str(config_file), ["data.data_dir=/a=b"])
     assert config.data.data_dir == "/a=b"
 
 
@@ -287,19 +264,6 @@ def test_an_overridden_unit_replaces_its_siblings(config_file, override, train, 
     assert found == warmup
 
 
-def test_replacing_one_unit_leaves_other_durations_alone():
-    nested = {"train_steps": 5, "accumulation_steps": 2, "eval": {"interval_epochs": 1}}
-    set_key(nested, "train_epochs", 3)
-    set_key(nested, "eval.interval_steps", 7)
-    set_key(nested, "new.deep.key", 1)
-    assert nested == {
-        "accumulation_steps": 2,
-        "train_epochs": 3,
-        "eval": {"interval_steps": 7},
-        "new": {"deep": {"key": 1}},
-    }
-
-
 @pytest.mark.parametrize(
     ("override", "got"),
     [
@@ -318,58 +282,34 @@ def test_a_wrong_override_is_named(config_file, override, got):
 
 
 @pytest.mark.parametrize(
-    ("text", "part"),
+    ("name", "text", "words"),
     [
-        ("x = 1", "has no get_config"),
-        ("def get_config(): return 3", "returned int"),
-        ("def get_config(): return None", "returned NoneType"),
-        ("def get_config(): return [1]", "returned list"),
+        ("bad.py", "x = 1", "has no get_config"),
+        ("bad.py", "def get_config(): return 3", "returned int"),
+        ("bad.py", "def get_config(): return None", "returned NoneType"),
+        ("bad.py", "def get_config(): return {'seed': {1, 2}}", "bad.py"),
+        ("bad.py:B/16", "def get_config(): return {}", "bad.py takes no argument"),
+        ("bad.py", "def get_config(arg): return {}", "bad.py needs an argument"),
+        ("missing.py", None, "no config file at"),
+        ("missing.py:arg", None, "missing.py;"),
+        ("", None, "no config file at"),
+        ("config.json", None, "config.json"),
+        ("config.json", "{", "config.json"),
+        ("config.json", "[1]", "config.json"),
     ],
 )
-def test_a_file_without_a_usable_get_config_is_refused(tmp_path, text, part):
-    path = tmp_path / "bad.py"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=part):
-        load_config(str(path))
+def test_a_file_without_a_config_is_refused(tmp_path, name, text, words):
+    if text is not None:
+        (tmp_path / name.partition(":")[0]).write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_config(f"{tmp_path}/{name}")
 
 
-def test_get_config_may_return_a_plain_dict(tmp_path):
-    path = tmp_path / "plain.py"
-    path.write_text(f"def get_config(): return {mapping()!r}")
-    assert load_config(str(path)) == Config.from_mapping(mapping())
-
-
-@pytest.mark.parametrize("spec", ["missing.py", "missing.py:arg", ""])
-def test_a_missing_file_is_named(tmp_path, spec):
-    with pytest.raises(ConfigError) as caught:
-        load_config(str(tmp_path / spec))
-    assert caught.value.got == f"no config file at {tmp_path / spec.partition(':')[0]}"
-
-
-@pytest.mark.parametrize(
-    ("parameter", "spec", "got"),
-    [("", ":B/16", "takes no argument"), ("arg", "", "needs an argument")],
-)
-def test_a_superfluous_or_missing_argument_is_named(tmp_path, parameter, spec, got):
-    path = tmp_path / "plain.py"
-    path.write_text(f"def get_config({parameter}): return {mapping()!r}")
-    with pytest.raises(ConfigError) as caught:
-        load_config(f"{path}{spec}")
-    assert caught.value.got == f"get_config of {path} {got}"
-
-
-def test_an_empty_argument_is_passed_on(tmp_path):
+def test_get_config_may_return_a_plain_dict_and_gets_any_text_after_the_colon(tmp_path):
     path = tmp_path / "plain.py"
     path.write_text(f"def get_config(arg): return {mapping()!r} | {{'seed': len(arg)}}")
-    assert load_config(f"{path}:").seed == 0
+    assert load_config(f"{path}:") == Config.from_mapping(mapping())
     assert load_config(f"{path}:a:b").seed == 3
-
-
-def test_a_value_that_json_cannot_represent_is_refused(tmp_path):
-    path = tmp_path / "bad.py"
-    path.write_text("def get_config(): return {'seed': {1, 2}}")
-    with pytest.raises(ConfigError, match=r"bad\.py"):
-        load_config(str(path))
 
 
 def test_the_config_json_of_a_run_is_read_as_well(tmp_path):
@@ -380,23 +320,11 @@ def test_the_config_json_of_a_run_is_read_as_well(tmp_path):
     assert load_config(str(path), ["train_epochs=2"]).train_steps is None
 
 
-@pytest.mark.parametrize("content", [None, "{", "[1]"])
-def test_a_json_file_that_is_not_a_config_is_refused(tmp_path, content):
-    path = tmp_path / "config.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ConfigError, match=r"config\.json"):
-        load_config(str(path))
-
-
 def test_parse_arg_takes_words_in_any_order_and_first_values_as_defaults():
     choices = {"model": ("B/16", "L/16"), "augment": ("none", "light1"), "size": (224, 384)}
     assert parse_arg("", **choices) == {"model": "B/16", "augment": "none", "size": 224}
     assert parse_arg("384,L/16", **choices) == {"model": "L/16", "augment": "none", "size": 384}
     assert parse_arg("light1,B/16,", **choices)["augment"] == "light1"
-
-
-def test_parse_arg_names_an_unknown_word():
     with pytest.raises(ConfigError) as caught:
         parse_arg("B/61", model=("B/16", "L/16"), size=(224,))
     assert caught.value.got == "config argument 'B/61'"
@@ -404,54 +332,18 @@ def test_parse_arg_names_an_unknown_word():
 
 
 def test_a_run_may_resume_with_another_mesh_scan_and_remat():
-    base = {
-        "model": {"name": "ViT-Ti/16"}, "data": {"name": "digits", "global_batch_size": 8},
-        "optimizer": {"learning_rate": 1e-3}, "train_steps": 1,
-    }  # fmt: skip
-    model = {"name": "ViT-Ti/16", "scan": False, "remat": "full"}
-    model["attention_implementation"] = "xla"
     mesh = {"fsdp": 2, "tensor": 2, "preset": "fsdp_tensor", "rules": [["head/.*", ["data"]]]}
-    mesh["slices"] = 2
-    one = Config.from_mapping(base)
-    other = Config.from_mapping(base | {"model": model, "mesh": mesh})
+    changes = {"scan": False, "remat": "full", "attention_implementation": "xla"}
+    one = Config.from_mapping(mapping())
+    model = {"name": "ViT-Ti/16", **changes}
+    other = Config.from_mapping(mapping(model=model, mesh=mesh | {"slices": 2}))
     assert differences(one, other) == []
 
 
-def test_rules_of_a_mesh_are_read_from_the_command_line_and_checked():
+def test_rules_of_a_mesh_are_read_from_the_command_line():
     text = '(("head/.*/kernel", (None, "tensor")),)'
     found = parse_override(Config, "mesh.rules", text)
     assert found == (("head/.*/kernel", (None, "tensor")),)
-    for rules, got in (
-        ((("head/(", ()),), "'rules' has 'head/(', which is not a regular expression"),
-        ((("a", ("fsdp", None, "fsdp")),), "'rules' has the rule ('fsdp', None, 'fsdp') for 'a'"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            MeshConfig(rules=rules)
-        assert caught.value.got.startswith(got)
-    with pytest.raises(ConfigError, match="'rules' is"):
-        MeshConfig(rules=(("a", ("rows",)),))
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("profile.steps=5", "'profile.steps' is '5'; expected FIRST:LAST"),
-        ("profile.steps=0:5", "'profile.steps' is '0:5'"),
-        ("profile.steps=7:5", "'profile.steps' is '7:5'"),
-        ("profile.hosts=first", "'profile.hosts' is 'first'; expected numbers of processes"),
-    ],
-)
-def test_errors_of_profiles_name_the_key(override, words, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(mapping()))
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        load_config(str(path), [override])
-
-
-def test_steps_and_hosts_of_a_profile():
-    profile = ProfileConfig(steps="100:110", hosts="3,0")
-    assert profile.first_and_last == (100, 110)
-    assert (profile.processes(4), profile.replace(hosts="all").processes(2)) == ([0, 3], [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -471,12 +363,9 @@ def test_the_classes_of_ones_own_photos_are_measured_by_default(changes, num_cla
 
 def test_a_run_cannot_choose_by_a_metric_that_it_does_not_measure():
     changes = {"evaluation__splits": {"test": "test"}, "evaluation__interval_steps": 1}
-    for metric, classes, key in (("accuracy_top5", 5, "top1"), ("accuracy_top5", 6, None)):
-        chosen = {"early_stopping__metric": f"eval/test/{metric}"}
-        config = Config.from_mapping(mapping(**changes, **chosen))
-        if key is None:
-            check_metrics(config, classes)
-            continue
-        with pytest.raises(ConfigError, match=f"with {classes} classes.*accuracy_{key}") as caught:
-            check_metrics(config, classes)
-        assert caught.value.key == "early_stopping.metric"
+    chosen = mapping(**changes, early_stopping__metric="eval/test/accuracy_top5")
+    config = Config.from_mapping(chosen)
+    check_metrics(config, 6)
+    with pytest.raises(ConfigError, match=r"with 5 classes.*accuracy_top1") as caught:
+        check_metrics(config, 5)
+    assert caught.value.key == "early_stopping.metric"

@@ -217,7 +217,7 @@ def test_values(call, kind, words):
     ("key", "value"),
     [("crop", "middle"), ("crop_flavour", "timm"), ("randaugment_flavour", "torchvision"),
      ("central_fraction", 0.0), ("central_fraction", 1.5), ("color_jitter", 1.5),
-     ("erasing_probability", 1.1), ("erasing_fill", "black"), ("antialias", "yes")],
+     ("erasing_probability", 1.1), ("antialias", "yes")],
 )  # fmt: skip
 def test_augmentation_keys(key, value):
     check(lambda: AugmentConfig(**{key: value}), ConfigError, [key])

@@ -91,35 +91,35 @@ def write_transformers(folder, tensors, **config):
     return folder
 
 
-def tiny(*, pooling="token", grid=GRID, **more):
+def tiny(*, pooling="token", grid=GRID, width=WIDTH, **more):
     """Returns the tensors of the tiny ViT as vision_transformer names them; `more`: shapes."""
-    head_dim = WIDTH // HEADS
+    head_dim = width // HEADS
     table = math.prod(grid) + (pooling == "token")
     shapes = {
-        "embedding/kernel": (PATCH, PATCH, 3, WIDTH),
-        "embedding/bias": (WIDTH,),
-        "Transformer/posembed_input/pos_embedding": (1, table, WIDTH),
-        "Transformer/encoder_norm/scale": (WIDTH,),
-        "Transformer/encoder_norm/bias": (WIDTH,),
-        "head/kernel": (WIDTH, CLASSES),
+        "embedding/kernel": (PATCH, PATCH, 3, width),
+        "embedding/bias": (width,),
+        "Transformer/posembed_input/pos_embedding": (1, table, width),
+        "Transformer/encoder_norm/scale": (width,),
+        "Transformer/encoder_norm/bias": (width,),
+        "head/kernel": (width, CLASSES),
         "head/bias": (CLASSES,),
     }
     if pooling == "token":
-        shapes["cls"] = (1, 1, WIDTH)
+        shapes["cls"] = (1, 1, width)
     attention = {
-        **{f"{n}/kernel": (WIDTH, HEADS, head_dim) for n in ("query", "key", "value")},
+        **{f"{n}/kernel": (width, HEADS, head_dim) for n in ("query", "key", "value")},
         **{f"{n}/bias": (HEADS, head_dim) for n in ("query", "key", "value")},
-        "out/kernel": (HEADS, head_dim, WIDTH),
-        "out/bias": (WIDTH,),
+        "out/kernel": (HEADS, head_dim, width),
+        "out/bias": (width,),
     }
     mlp = {
-        "Dense_0/kernel": (WIDTH, HIDDEN), "Dense_0/bias": (HIDDEN,),
-        "Dense_1/kernel": (HIDDEN, WIDTH), "Dense_1/bias": (WIDTH,),
+        "Dense_0/kernel": (width, HIDDEN), "Dense_0/bias": (HIDDEN,),
+        "Dense_1/kernel": (HIDDEN, width), "Dense_1/bias": (width,),
     }  # fmt: skip
-    norm = {"scale": (WIDTH,), "bias": (WIDTH,)}
+    norm = {"scale": (width,), "bias": (width,)}
     parts = [(f"Transformer/encoderblock_{layer}", ("0", "2", "1", "3")) for layer in range(DEPTH)]
     if pooling == "map":
-        shapes["MAPHead_0/probe"] = (1, 1, WIDTH)
+        shapes["MAPHead_0/probe"] = (1, 1, width)
         parts.append(("MAPHead_0", ("0", None, "0", "0")))
     for where, (norm_1, norm_2, heads, dense) in parts:
         for number in (norm_1, norm_2):
@@ -171,10 +171,8 @@ def to_timm(tensors):
         found[f"{new}.bias"] = bias.reshape(-1)
 
     def norm(new, old):
-        found[f"{new}.weight"], found[f"{new}.bias"] = (
-            tensors[f"{old}/scale"],
-            tensors[f"{old}/bias"],
-        )
+        found[f"{new}.weight"] = tensors[f"{old}/scale"]
+        found[f"{new}.bias"] = tensors[f"{old}/bias"]
 
     def dense(new, old, inputs=1):
         linear(new, tensors[f"{old}/kernel"], tensors[f"{old}/bias"], inputs)
@@ -195,10 +193,9 @@ def to_timm(tensors):
         old, new = f"Transformer/encoderblock_{layer}", f"blocks.{layer}"
         norm(f"{new}.norm1", f"{old}/LayerNorm_0")
         norm(f"{new}.norm2", f"{old}/LayerNorm_1")
-        joined(
-            f"{new}.attn.qkv", f"{old}/MultiHeadDotProductAttention_0", ("query", "key", "value")
-        )
-        dense(f"{new}.attn.proj", f"{old}/MultiHeadDotProductAttention_0/out", inputs=2)
+        attention = f"{old}/MultiHeadDotProductAttention_0"
+        joined(f"{new}.attn.qkv", attention, ("query", "key", "value"))
+        dense(f"{new}.attn.proj", f"{attention}/out", inputs=2)
         dense(f"{new}.mlp.fc1", f"{old}/MlpBlock_0/Dense_0")
         dense(f"{new}.mlp.fc2", f"{old}/MlpBlock_0/Dense_1")
     if "MAPHead_0/probe" in tensors:

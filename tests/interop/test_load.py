@@ -105,9 +105,10 @@ def test_a_table_without_a_row_for_the_class_token(tmp_path, tiny_loaded):
 PRE_LOGITS = {"pre_logits/kernel": (WIDTH, 8), "pre_logits/bias": (8,), "head/kernel": (8, CLASSES)}
 
 
-def test_the_tanh_layer_is_kept_with_the_head(tmp_path):
+def test_the_tanh_layer_is_kept_with_the_head_and_left_out_with_a_new_one(tmp_path):
     tensors = tiny(**PRE_LOGITS)
-    loaded = load(write_npz(tmp_path / "pre_logits.npz", tensors))
+    path = write_npz(tmp_path / "pre_logits.npz", tensors)
+    loaded = load(path)
     assert loaded.options.representation_size == 8
     kernel = params(loaded.model)["head/pre_logits/kernel"]
     np.testing.assert_array_equal(kernel, tensors["pre_logits/kernel"])
@@ -116,19 +117,11 @@ def test_the_tanh_layer_is_kept_with_the_head(tmp_path):
     before = found["encoded"][:, 0] @ tensors["pre_logits/kernel"]
     want = np.tanh(before + tensors["pre_logits/bias"])
     np.testing.assert_allclose(found["pre_logits"], want, atol=1e-5)
-
-
-def test_the_tanh_layer_is_left_out_with_a_new_head(tmp_path):
-    path = write_npz(tmp_path / "pre_logits.npz", tiny(**PRE_LOGITS))
-    loaded = load(path, num_classes=7)
-    assert loaded.options.representation_size is None
-    assert loaded.report.names(Status.LEFT_OUT) == [
-        "head/pre_logits/kernel",
-        "head/pre_logits/bias",
-        "head/linear/kernel",
-        "head/linear/bias",
-    ]
-    assert params(loaded.model)["head/linear/kernel"].shape == (WIDTH, 7)
+    new = load(path, num_classes=7)
+    assert new.options.representation_size is None
+    left_out = new.report.names(Status.LEFT_OUT)
+    assert [name.split("/")[1] for name in left_out] == ["pre_logits"] * 2 + ["linear"] * 2
+    assert params(new.model)["head/linear/kernel"].shape == (WIDTH, 7)
 
 
 def test_group_norms_of_a_hybrid_have_four_axes_or_one(tmp_path):
@@ -144,9 +137,8 @@ def test_numbered_convolutions_of_a_resnet(tmp_path):
     shapes = golden("bit_r50x1_128")[0]["shapes"]
     tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     tensors[old] = weight(old, shapes[old]).astype(np.float32)
-    named = renamed(
-        tensors, ("block1/unit01/a/standardized_conv2d/", "block1/unit01/a/standardized_conv2d_1/")
-    )
+    first = "block1/unit01/a/standardized_conv2d"
+    named = renamed(tensors, (f"{first}/", f"{first}_1/"))
     assert old not in named
     loaded = load(write_npz(tmp_path / "numbered.npz", named))
     assert loaded.options.name == "BiT-R50x1"
@@ -175,20 +167,15 @@ def test_a_transformers_vit_model_gives_the_pooler_output(tmp_path, tiny_loaded)
     shapes = {"pooler.dense.weight": (8, WIDTH), "pooler.dense.bias": (8,)}
     pooler = weights(shapes)
     classifier = ("classifier.weight", "classifier.bias")
-    tensors = {
-        name.removeprefix("vit."): array
-        for name, array in to_transformers(tiny()).items()
-        if name not in classifier
-    }
+    named = to_transformers(tiny())
+    tensors = {n.removeprefix("vit."): a for n, a in named.items() if n not in classifier}
     loaded = load(write_transformers(tmp_path / "model", tensors | pooler))
     assert loaded.num_classes == 0
     assert loaded.options.representation_size == 8
     assert loaded.report.names(Status.LEFT_OUT) == []
     x = images(16)
-    before = (
-        intermediates(tiny_loaded.model, x, "encoded")["encoded"][:, 0]
-        @ pooler["pooler.dense.weight"].T
-    )
+    encoded = intermediates(tiny_loaded.model, x, "encoded")["encoded"]
+    before = encoded[:, 0] @ pooler["pooler.dense.weight"].T
     want = np.tanh(before + pooler["pooler.dense.bias"])
     np.testing.assert_allclose(logits(loaded.model, x), want, atol=1e-5)
 
@@ -222,19 +209,16 @@ def test_biases_of_queries_and_values_only(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_becomes_float32_exactly(dtype, tmp_path):
+    low = low_precision(tiny(), dtype)
+    exact = {name: array.astype(np.float32) for name, array in low.items()}
+    found = load(write_npz(tmp_path / "low.npz", low))
+    assert_same(found, load(write_npz(tmp_path / "exact.npz", exact)))
     tensors = low_precision(to_timm(tiny()), dtype)
     loaded = load(write_safetensors(tmp_path / "low.safetensors", tensors), num_heads=HEADS)
     exact = {name: array.astype(np.float32) for name, array in tensors.items()}
     assert not np.array_equal(exact["norm.weight"], to_timm(tiny())["norm.weight"])
     assert_same(loaded, load(write_safetensors(tmp_path / "m.safetensors", exact), num_heads=HEADS))
     assert {array.dtype for array in params(loaded.model).values()} == {np.dtype(np.float32)}
-
-
-def test_bfloat16_in_an_npz(tmp_path):
-    low = low_precision(tiny(), "bfloat16")
-    exact = {name: array.astype(np.float32) for name, array in low.items()}
-    found = load(write_npz(tmp_path / "low.npz", low))
-    assert_same(found, load(write_npz(tmp_path / "exact.npz", exact)))
 
 
 def test_a_model_in_several_files(tmp_path):
@@ -259,7 +243,5 @@ def test_mean_pooling_works_with_an_unused_class_token(tiny_path, tiny_loaded):
     x = images(16)
     want = intermediates(tiny_loaded.model, x, "encoded")["encoded"]
     mean = want[:, 1:].mean(1)
-    head = tiny()
-    np.testing.assert_allclose(
-        logits(loaded.model, x), mean @ head["head/kernel"] + head["head/bias"], atol=1e-4
-    )
+    want = mean @ tiny()["head/kernel"] + tiny()["head/bias"]
+    np.testing.assert_allclose(logits(loaded.model, x), want, atol=1e-4)

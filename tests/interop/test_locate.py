@@ -79,23 +79,42 @@ def test_a_file_of_another_size_is_fetched_again(cache, remote, fetched):
     assert len(fetched) == 2
 
 
-def test_only_weights_and_json_of_a_folder_are_fetched(cache, remote, fetched):
-    there = {
-        "config.json": b"{}", "model.safetensors": b"1", "parts/two.safetensors": b"22",
-        "pytorch_model.bin": b"pickle", "README.md": b"hello", "old.npz": b"333",
-    }  # fmt: skip
-    for name, content in there.items():
-        remote.pipe_file(f"/models/vit/{name}", content)
+@pytest.mark.parametrize(
+    ("names", "asked", "wanted"),
+    [
+        (
+            "config.json model.safetensors parts/two.safetensors pytorch_model.bin old.npz",
+            "",
+            "config.json model.safetensors old.npz",
+        ),
+        # Configs beside a file come with it.
+        (
+            "config.json preprocessor_config.json model.safetensors other.json",
+            "model.safetensors",
+            "config.json preprocessor_config.json model.safetensors",
+        ),
+        # A run folder is fetched whole.
+        (
+            "config.json checkpoints/7/params/d/data checkpoints/7/_CHECKPOINT_METADATA",
+            "",
+            "config.json checkpoints/7/params/d/data checkpoints/7/_CHECKPOINT_METADATA",
+        ),
+    ],
+)
+def test_only_what_loading_needs_is_fetched(cache, remote, fetched, names, asked, wanted):
+    for name in names.split():
+        remote.pipe_file(f"/models/vit/{name}", name.encode())
     remote.pipe_file("/models/other/config.json", b"{}")
-    path = weights_path("hf://models/vit")
-    assert path == cache / "hf" / "models" / "vit"
-    assert files(path) == {n: there[n] for n in ("config.json", "model.safetensors", "old.npz")}
-    assert weights_path("hf://models/vit/") == path
-    assert len(fetched) == 3
-    assert len(files(cache)) == 3
+    for _ in range(2):
+        path = weights_path(f"hf://models/vit/{asked}")
+        assert path == cache / "hf" / "models" / "vit" / asked
+    assert len(fetched) == len(wanted.split())
+    found = files(cache / "hf" / "models" / "vit")
+    assert found == {name: name.encode() for name in wanted.split()}
+    assert len(files(cache)) == len(found)
 
 
-@pytest.mark.parametrize("error", [OSError("connection reset"), OSError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [OSError("connection reset"), KeyboardInterrupt()])
 def test_an_interrupted_fetch_leaves_nothing_and_the_next_one_works(
     cache, remote, monkeypatch, error
 ):
@@ -111,8 +130,7 @@ def test_an_interrupted_fetch_leaves_nothing_and_the_next_one_works(
         with pytest.raises((WeightsError, KeyboardInterrupt)) as caught:
             weights_path("hf://w.npz")
     if isinstance(error, OSError):
-        assert "hf://w.npz cannot be fetched: " in str(caught.value)
-        assert (str(error) or type(error).__name__) in str(caught.value)
+        assert "hf://w.npz cannot be fetched: connection reset" in str(caught.value)
     assert files(cache) == {}
     assert weights_path("hf://w.npz").read_bytes() == b"weights"
 
@@ -122,10 +140,7 @@ def test_a_missing_package_is_named(cache, monkeypatch):
         raise ImportError("Please install it")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
-    with pytest.raises(
-        WeightsError,
-        match="; expected huggingface_hub to be installed; pip install huggingface_hub",
-    ):
+    with pytest.raises(WeightsError, match="pip install huggingface_hub"):
         weights_path("hf://google/vit")
     assert not cache.exists()
 
@@ -135,6 +150,14 @@ def test_an_address_that_nobody_speaks_is_an_error(cache, address):
     with pytest.raises(WeightsError, match=r"s3://|two slashes"):
         load(address)
     assert not cache.exists()
+
+
+def test_addresses_without_weights_are_errors(cache, remote, bucket):
+    with pytest.raises(WeightsError, match=f"{bucket.url}/w.npz does not exist; expected a file"):
+        weights_path(f"{bucket.url}/w.npz")
+    with pytest.raises(WeightsError, match=r"hf://bucket/w.npz cannot be fetched: .*w\.npz"):
+        weights_path("hf://bucket/w.npz")
+    assert files(cache) == {}
 
 
 def test_weights_in_a_bucket_are_fetched_once_and_again_when_they_change(
@@ -151,36 +174,6 @@ def test_weights_in_a_bucket_are_fetched_once_and_again_when_they_change(
     time.sleep(1.1)  # S3 counts seconds.
     path.write_bytes(bytes(path.stat().st_size))
     assert not any(local_weights(path).read_bytes())
-
-
-def test_weights_that_are_not_in_a_bucket_are_an_error(cache, bucket):
-    with pytest.raises(WeightsError, match=f"{bucket.url}/w.npz does not exist; expected a file"):
-        weights_path(f"{bucket.url}/w.npz")
-    assert files(cache) == {}
-
-
-def test_an_address_without_files_is_an_error(cache, remote):
-    with pytest.raises(WeightsError, match=r"hf://bucket/w.npz cannot be fetched: .*w\.npz"):
-        weights_path("hf://bucket/w.npz")
-    assert files(cache) == {}
-
-
-def test_configs_beside_a_weights_file_are_fetched_too(cache, remote):
-    for name in ("config.json", "preprocessor_config.json", "model.safetensors", "other.json"):
-        remote.pipe_file(f"/models/vit/{name}", name.encode())
-    path = weights_path("hf://models/vit/model.safetensors")
-    assert set(files(path.parent)) == {
-        "config.json",
-        "preprocessor_config.json",
-        "model.safetensors",
-    }
-
-
-def test_a_whole_run_folder_is_fetched(cache, remote):
-    there = ("config.json", "checkpoints/7/params/d/data", "checkpoints/7/_CHECKPOINT_METADATA")
-    for name in there:
-        remote.pipe_file(f"/runs/mine/{name}", b"x")
-    assert set(files(weights_path("hf://runs/mine"))) == set(there)
 
 
 def test_files_that_are_gone_in_a_bucket_are_not_read_from_the_cache(cache, bucket):

@@ -101,13 +101,6 @@ def test_the_head_of_a_masked_patches_run_is_left_out(copied):
     assert load(copied, num_classes=3).num_classes == 3
 
 
-def test_a_run_is_loaded_at_another_size_with_another_head(run):
-    loaded = load(run[0], image_size=12, num_classes=3)
-    assert loaded.model.grid == (3, 3)
-    assert loaded.report.names(Status.RESIZED) == ["position_embedding/table"]
-    assert not params(loaded.model)["head/linear/kernel"].any()
-
-
 def test_an_incomplete_checkpoint_is_skipped_unless_it_is_the_latest(run, copied):
     steps = copied / "checkpoints"
     (steps / "10" / "_CHECKPOINT_METADATA").unlink()

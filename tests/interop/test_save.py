@@ -111,14 +111,12 @@ def test_a_rectangular_grid_survives_the_round_trip(tmp_path):
             "timm",
             "ViT-Ti/8",
             {"pooling": "gap", "norm_after_pooling": True},
-            "norm_after_pooling = True",
+            "norm_after_pooling",
         ),
         ("timm", "ViT-Ti/8", {"norm_epsilon": 1e-5}, "norm_epsilon = 1e-05"),
         ("timm", "ViT-Ti/8", {"position_embedding": "rope_2d"}, "position_embedding = 'rope_2d'"),
         ("timm", "ViT-Ti/8", {"qk_norm": True}, "which has no name in that format"),
-        ("timm", "R+ViT-Nano/4", {}, "which has no name in that format"),
         ("vision_transformer", "ViT-Ti/8", {"norm_placement": "post"}, "norm_placement = 'post'"),
-        ("vision_transformer", "ViT-Ti/8", {"norm_placement": "res_post"}, "= 'res_post'"),
         ("transformers", "ViT-Ti/8", {"norm_placement": "res_post"}, "placement = 'res_post'"),
         ("timm", "ViT-Ti/8", {"norm_placement": "res_post"}, "norm_placement = 'res_post'"),
     ],
@@ -185,12 +183,11 @@ with torch.no_grad():
 )
 def test_the_reference_library_loads_it_and_gives_equal_logits(tmp_path, format, script, options):
     ours = random_loaded(**options)
-    save(ours, tmp_path / "there", format)
-    np.save(tmp_path / "images.npy", IMAGES)
-    run_reference(
-        format, script, tmp_path / "there", tmp_path / "images.npy", tmp_path / "logits.npy"
-    )
-    want = np.load(tmp_path / "logits.npy")
+    there, images, logits = (tmp_path / name for name in ("there", "images.npy", "logits.npy"))
+    save(ours, there, format)
+    np.save(images, IMAGES)
+    run_reference(format, script, there, images, logits)
+    want = np.load(logits)
     with jax.default_matmul_precision("highest"):
         got = np.asarray(ours.model(IMAGES))
     assert np.abs(want).max() > 0.1
@@ -229,7 +226,6 @@ def test_classes_without_names_have_none_after_transformers(tmp_path):
         ("transformers", {"pooling": "gap"}),
         ("vision_transformer", {"norm_epsilon": 1e-5}),
         ("vision_transformer", {"gelu_approximate": False}),
-        ("vision_transformer", {"mlp": "swiglu"}),
     ],
 )
 def test_the_advice_for_an_option_that_a_format_cannot_hold_works(tmp_path, format, options):

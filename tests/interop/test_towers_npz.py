@@ -35,29 +35,17 @@ def image_tower(pooling, *, head=None, numbered="together"):
 
 def transformer(width=WIDTH):
     """Tensors of the text Transformer of big_vision and LiT below `txt/`."""
-    norm, head_dim = {"scale": (width,), "bias": (width,)}, width // HEADS
-    shapes = {
-        "txt/Embed_0/embedding": (VOCABULARY, width),
-        "txt/pos_embedding": (1, LENGTH, width),
-        "txt/head/kernel": (width, WIDTH),
-        "txt/head/bias": (WIDTH,),
-    }
-    shapes |= {f"txt/Encoder_0/encoder_norm/{n}": s for n, s in norm.items()}
-    for layer in range(DEPTH):
-        block = f"txt/Encoder_0/encoderblock_{layer}"
-        attention = f"{block}/MultiHeadDotProductAttention_0"
-        for number in (0, 1):
-            shapes |= {f"{block}/LayerNorm_{number}/{n}": s for n, s in norm.items()}
-        for part in ("query", "key", "value"):
-            shapes[f"{attention}/{part}/kernel"] = (width, HEADS, head_dim)
-            shapes[f"{attention}/{part}/bias"] = (HEADS, head_dim)
-        shapes[f"{attention}/out/kernel"] = (HEADS, head_dim, width)
-        shapes[f"{attention}/out/bias"] = (width,)
-        shapes[f"{block}/MlpBlock_0/Dense_0/kernel"] = (width, HIDDEN)
-        shapes[f"{block}/MlpBlock_0/Dense_0/bias"] = (HIDDEN,)
-        shapes[f"{block}/MlpBlock_0/Dense_1/kernel"] = (HIDDEN, width)
-        shapes[f"{block}/MlpBlock_0/Dense_1/bias"] = (width,)
-    return random(shapes)
+    tower = by_kind(tiny(width=width))
+    found = random(
+        {
+            "txt/Embed_0/embedding": (VOCABULARY, width),
+            "txt/pos_embedding": (1, LENGTH, width),
+            "txt/head/kernel": (width, WIDTH),
+            "txt/head/bias": (WIDTH,),
+        }
+    )
+    parts = (name for name in tower if name.startswith("Transformer/"))
+    return found | {n.replace("Transformer/", "txt/Encoder_0/"): tower[n] for n in parts}
 
 
 def bert():

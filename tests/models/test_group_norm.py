@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models.convolution import convolve
 from vit_jax.models.group_norm import group_norm
 
 
@@ -65,30 +64,3 @@ def test_in_bfloat16_statistics_are_taken_in_float32_and_only_the_input_is_kept(
     pull = jax.eval_shape(kept_for_gradient, x, scale, bias)
     kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.size == x.size]
     assert [leaf.dtype for leaf in kept] == [jnp.bfloat16]
-
-
-@pytest.mark.parametrize(
-    ("size", "stride", "padding"),
-    [(1, 1, "SAME"), (1, 2, "SAME"), (3, 1, "SAME"), (3, 2, "SAME"), (3, 2, [(1, 1)] * 2)],
-)
-def test_convolutions_and_their_gradients_equal_those_of_xla(size, stride, padding):
-    """Also of a CPU, where kernels of one pixel and gradients of kernels are matmuls."""
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((2, 7, 8, 3), np.float32)
-    kernel = rng.standard_normal((size, size, 3, 5), np.float32)
-
-    def xla(x, kernel):
-        names = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(
-            x, kernel, (stride, stride), padding, dimension_numbers=names
-        )
-
-    @jax.jit
-    def both(x, kernel, dy):
-        found, pull = jax.vjp(lambda *a: convolve(*a, stride, padding), x, kernel)
-        expected, pull_xla = jax.vjp(xla, x, kernel)
-        return (found, *pull(dy)), (expected, *pull_xla(dy))
-
-    dy = rng.standard_normal(jax.eval_shape(xla, x, kernel).shape, np.float32)
-    for found, expected in zip(*both(x, kernel, dy), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

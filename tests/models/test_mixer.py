@@ -3,7 +3,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_reference as reference
 import pytest
-from flax import nnx
 from random_models import (
     assert_equal_training,
     assert_every_parameter_gets_a_gradient,
@@ -13,12 +12,8 @@ from random_models import (
     run,
 )
 
-from vit_jax.config.mesh import MeshConfig
-from vit_jax.config.run import Config
-from vit_jax.errors import ConfigError, ModelError
-from vit_jax.models.registry import create_model, list_models
-from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.train.program import build_program
+from vit_jax.errors import ModelError
+from vit_jax.models.registry import create_model
 
 TINY = {"width": 8, "depth": 2, "token_mlp_dim": 5, "channel_mlp_dim": 12}
 
@@ -39,31 +34,6 @@ def test_logits_equal_the_formula_written_out_in_float64():
     params = params64(model)
     want = [reference.mixer(image, params) for image in np.float64(x)]
     np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"),
-    [("S/32", 19), ("S/16", 18), ("B/32", 60), ("B/16", 59), ("L/32", 206), ("L/16", 207),
-     ("H/14", 431)],
-)  # fmt: skip
-def test_parameter_counts_are_those_of_the_paper(name, millions):
-    """arXiv:2105.01601, Table 1, which does not count the head."""
-    model = nnx.eval_shape(lambda: create_model(f"Mixer-{name}", num_classes=0))
-    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model))))
-    assert round(count / 1e6) == millions
-
-
-def test_the_listed_names_are_those_of_the_paper():
-    listed = [name for name in list_models() if name.startswith("Mixer")]
-    assert [name.removeprefix("Mixer-") for name in listed] == [
-        "S/32",
-        "S/16",
-        "B/32",
-        "B/16",
-        "L/32",
-        "L/16",
-        "H/14",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -144,50 +114,11 @@ def test_intermediates_are_named_and_consistent():
         model(images(), return_intermediates=("attention_weights",))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"image_size": 10}, ModelError, "10x10 with patch size 4; expected a multiple of 4"),
-        ({"dropout": 0.1}, ConfigError, "unknown config key 'dropout' for an MLP-Mixer"),
-        ({"stochastic_depth": 1.0}, ConfigError, "below 1"),
-    ],
-)
-def test_sizes_and_options_that_do_not_fit_are_named(options, error, match):
-    with pytest.raises(error, match=match):
-        create_model("Mixer-S/4", **{"image_size": 8, **TINY, **options})
+def test_sizes_that_do_not_fit_are_named():
+    with pytest.raises(ModelError, match="10x10 with patch size 4; expected a multiple of 4"):
+        create_model("Mixer-S/4", image_size=10, **TINY)
 
 
 def test_images_must_have_the_size_of_the_model():
     with pytest.raises(ModelError, match=r"\(2, 8, 8, 3\).*expected \(batch, 8, 12, 3\)"):
         make()(random_images(size=8))
-
-
-@pytest.mark.slow
-def test_a_training_step_lowers_the_loss_of_its_batch():
-    config = Config.from_mapping(
-        {
-            "model": {"name": "Mixer-S/4", "stochastic_depth": 0.1, **TINY},
-            "data": {"name": "none", "global_batch_size": 8, "image_size": 8},
-            "optimizer": {
-                "name": "sgd",
-                "learning_rate": 0.1,
-                "layer_decay": 0.7,
-                "schedule": {"decay": "constant"},
-            },
-            "train_steps": 8,
-        }
-    )
-    mesh = make_mesh(MeshConfig())
-    program = build_program(config, mesh, num_classes=5, num_examples=80)
-    rng = np.random.default_rng(0)
-    rows = {
-        "image": rng.integers(0, 256, (8, 8, 8, 3), np.uint8),
-        "label": np.arange(8, dtype=np.int32) % 5,
-        "mask": np.ones(8, bool),
-    }
-    state, step, losses = program.init(), program.compile(), []
-    for _ in range(8):
-        state, metrics = step(state, to_devices(rows, mesh))
-        losses.append(float(metrics["train/loss"]))
-    assert losses[0] == pytest.approx(np.log(5), rel=1e-5)
-    assert losses[-1] < losses[0]

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_models import random_model, run
+from random_models import run
 
 from vit_jax.models.position import (
     RelativeBias,
@@ -20,17 +20,8 @@ def test_sincos_by_hand():
     """Width 8: two frequencies, 1 and 1/10000; patch (row 1, column 2) of a 2 x 3 grid."""
     table = sincos_2d((2, 3), 8)
     assert table.shape == (1, 6, 8)
-    a, b = 2.0, 1.0
-    want = [
-        np.sin(a),
-        np.sin(a / 1e4),
-        np.cos(a),
-        np.cos(a / 1e4),
-        np.sin(b),
-        np.sin(b / 1e4),
-        np.cos(b),
-        np.cos(b / 1e4),
-    ]
+    x, y = np.array([2.0, 2e-4]), np.array([1.0, 1e-4])
+    want = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)])
     np.testing.assert_allclose(table[0, 5], want, rtol=1e-6)
     np.testing.assert_allclose(table[0, 0], [0, 0, 1, 1, 0, 0, 1, 1])
 
@@ -42,9 +33,8 @@ def test_the_sincos_table_of_mae_by_hand():
     np.testing.assert_allclose(sincos_2d_mae((2, 3), 8)[0, 5], want, rtol=1e-6)
     module = build_table(TableSpec("sincos_2d_mae", (2, 3), 8, True, 0), rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(run(module, 7)[0, 1:], sincos_2d_mae((2, 3), 8)[0])
-    differences = [
-        np.abs(sincos_2d_mae((14, 14), d) - sincos_2d((14, 14), d)).max() for d in (768, 512)
-    ]
+    grid = (14, 14)
+    differences = [np.abs(sincos_2d_mae(grid, d) - sincos_2d(grid, d)).max() for d in (768, 512)]
     np.testing.assert_allclose(differences, [0.025, 0.037], atol=1e-3)
 
 
@@ -63,14 +53,10 @@ def test_registers_and_padding_have_no_position_and_a_class_token_has_one_in_one
     got = run(module, 6)
     np.testing.assert_array_equal(got[0, [0, 3, 4]], module.table[0])
     np.testing.assert_array_equal(got[0, [1, 2, 5]], np.zeros((3, 4)))
-
-
-def test_without_a_class_token_a_table_has_patches_alone():
-    module = build_table(TableSpec("learned_1d", (1, 2), 4, False, 1), rngs=nnx.Rngs(0))
-    assert module.table.shape == (1, 2, 4)
-    table = np.asarray(run(module, 3))
-    np.testing.assert_array_equal(table[0, 1:], module.table[0])
-    np.testing.assert_array_equal(table[0, 0], np.zeros(4))
+    patches = build_table(TableSpec("learned_1d", (1, 2), 4, False, 1), rngs=nnx.Rngs(0))
+    got = run(patches, 3)
+    np.testing.assert_array_equal(got[0, 1:], patches.table[0])
+    np.testing.assert_array_equal(got[0, 0], np.zeros(4))
 
 
 def test_a_class_token_has_no_place_in_a_grid():
@@ -86,27 +72,11 @@ def test_a_class_token_has_no_place_in_a_grid():
     assert not jax.tree.leaves(nnx.to_pure_dict(nnx.state(fixed)))
 
 
-def test_every_block_has_its_own_table_unless_it_is_shared():
-    shapes, sizes = {}, {"width": 16, "depth": 3, "mlp_dim": 16, "num_heads": 2}
-    for placement in ("stem", "every_layer", "shared"):
-        model = random_model("ViT-Ti/8", position_placement=placement, **sizes)
-        blocks = model.encoder.blocks.position_embedding
-        own = None if blocks is None else blocks.table.shape
-        once = model.position_embedding
-        shapes[placement] = (own, None if once is None else once.table.shape)
-    assert shapes == {
-        "stem": (None, (1, 5, 16)),
-        "every_layer": ((3, 1, 5, 16), None),
-        "shared": (None, (1, 5, 16)),
-    }
-
-
 def test_relative_bias_by_its_definition():
     tokens, heads, head_dim = 5, 2, 4
     module = RelativeBias(tokens, heads, head_dim, rngs=nnx.Rngs(0))
-    query = jnp.asarray(
-        np.random.default_rng(0).standard_normal((3, tokens, heads, head_dim)), jnp.float32
-    )
+    shape = (3, tokens, heads, head_dim)
+    query = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
     got = run(module, query)
     table = np.asarray(module.table[...], np.float64)
     want, queries = np.zeros((3, heads, tokens, tokens)), np.asarray(query, np.float64)

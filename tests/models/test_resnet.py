@@ -15,12 +15,10 @@ from random_models import (
 )
 
 from vit_jax.errors import ModelError
-from vit_jax.models.registry import create_model, model_options
+from vit_jax.models.registry import model_options
 from vit_jax.models.resnet import (
-    GroupNorm,
     ResNet,
     ResNetShape,
-    StandardizedConv,
     Trunk,
     UnitV1,
     UnitV2,
@@ -30,7 +28,6 @@ from vit_jax.models.resnet import (
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_options import ViTShape
 
-STYLES = pytest.mark.parametrize("style", [style_v1(4, "float32"), style_v2(4, "float32")])
 # Two stages, each a unit that projects and, stacked, an equal one.
 SHAPE = ResNetShape((2, 2), 8, groups=4)
 SMALL = ResNetShape((2, 2), 8, small=True, groups=4)
@@ -68,9 +65,8 @@ def assert_close(got, want):
 def test_logits_of_a_resnet_equal_the_formula_written_out_in_float64(shape, size):
     model, x = make("resnet", shape, size), random_images(size=size)
     params, sizes = params64(model), {"groups": 4, "small": shape.small}
-    assert_close(
-        run(model, x), np.array([reference.resnet(one, params, **sizes) for one in np.float64(x)])
-    )
+    want = [reference.resnet(one, params, **sizes) for one in np.float64(x)]
+    assert_close(run(model, x), np.array(want))
 
 
 def test_a_flattened_map_is_the_input_of_the_head():
@@ -91,10 +87,8 @@ def test_a_flattened_map_is_the_input_of_the_head():
         (1, SMALL, ODD),
         (2, SHAPE, ODD),
         slow(2, SMALL, EVEN),
-        slow(1, SHAPE, ODD),
         slow(1, SMALL, EVEN),
         slow(2, SHAPE, EVEN),
-        slow(2, SMALL, ODD),
     ],
 )
 def test_feature_maps_equal_the_formula_written_out_in_float64(version, shape, size):
@@ -122,28 +116,12 @@ def test_logits_of_a_hybrid_equal_the_formula_written_out_in_float64(shape):
 def test_the_root_without_stages_is_a_valid_stem():
     model = random_model("R+ViT-Ti/16", image_size=64, depth=1)
     x, params = random_images(size=64), params64(model)
-    features = [
-        reference.trunk(image, params["stem"], version=1, groups=32, small=False)
-        for image in np.float64(x)
-    ]
+    root = {"version": 1, "groups": 32, "small": False}
+    features = [reference.trunk(image, params["stem"], **root) for image in np.float64(x)]
     tokens = run(model.patch_embedding, jnp.asarray(np.array(features), jnp.float32))
     _, found = run(model, x, return_intermediates=("embedded",))
     table = model.position_embedding.table[...]
     assert_close(found["embedded"][:, 1:], np.asarray(tokens + table[:, 1:]))
-
-
-@STYLES
-def test_kernels_are_standardised_over_each_output_channel(style):
-    conv = randomize(lambda: StandardizedConv(6, 5, 3, style=style, rngs=nnx.Rngs(params=0)))
-    standardize = jax.jit(lambda kernel: style.standardize(7 + kernel))
-    kernel = np.asarray(standardize(conv.kernel[...]))
-    np.testing.assert_allclose(kernel.mean((0, 1, 2)), np.zeros(5), atol=1e-5)
-    np.testing.assert_allclose(kernel.var((0, 1, 2)), np.ones(5), rtol=1e-4)
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 5, 6)), jnp.float32)
-    before = run(conv, x)
-    factors = np.arange(2, 7, dtype=np.float32)
-    conv.kernel[...] = jnp.asarray(np.asarray(conv.kernel[...]) * factors - 3 * factors)
-    np.testing.assert_allclose(run(conv, x), before, rtol=1e-3, atol=1e-4)
 
 
 def test_weight_standardisation_uses_the_epsilons_of_bit_and_hybrids():
@@ -153,33 +131,6 @@ def test_weight_standardisation_uses_the_epsilons_of_bit_and_hybrids():
     np.testing.assert_allclose(first, [0.5, -0.5], rtol=1e-5)
     second = style_v2(1, "float32").standardize(kernel).ravel()
     np.testing.assert_allclose(second, [0.5**0.5, -(0.5**0.5)], rtol=1e-5)
-
-
-@STYLES
-def test_group_norm_by_its_formula(style):
-    norm = randomize(lambda: GroupNorm(12, style))
-    x = 3 + np.random.default_rng(0).standard_normal((2, 3, 5, 12))
-    want = [reference.group_norm(one, params64(norm), 4, style.norm_epsilon) for one in x]
-    got = run(norm, jnp.asarray(x, jnp.float32))
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-
-
-def test_group_norm_by_hand():
-    """Groups (1, 3) and (0, 8) of one position: deviations 1 and 4; epsilon is 1e-5."""
-    norm = GroupNorm(4, style_v2(2, "float32"))
-    norm.scale[...], norm.bias[...] = jnp.asarray([1.0, 2.0, 1.0, 1.0]), jnp.arange(4.0)
-    got = run(norm, jnp.asarray([1.0, 3.0, 0.0, 8.0]).reshape(1, 1, 1, 4)).ravel()
-    np.testing.assert_allclose(got, [-1, 1 * 2 + 1, -1 + 2, 1 + 3], atol=3e-5)
-
-
-def test_group_norm_of_bfloat16_is_computed_in_float32():
-    """A large offset with a small spread: in bfloat16 the mean alone would lose it."""
-    row = (256 + jnp.arange(8, dtype=jnp.float32) * 2).astype(jnp.bfloat16).reshape(1, 1, 1, 8)
-    want = (np.arange(8) - 3.5) / np.std(np.arange(8))
-    got = run(GroupNorm(8, style_v2(1, "float32")), row)
-    np.testing.assert_allclose(got.ravel(), want, rtol=1e-4)
-    half = nnx.eval_shape(GroupNorm(8, style_v2(1, jnp.bfloat16)), row)
-    assert half.dtype == jnp.bfloat16
 
 
 def test_a_new_version_1_unit_returns_its_input():
@@ -192,20 +143,6 @@ def test_a_new_version_1_unit_returns_its_input():
     call = jax.jit(call, static_argnums=(0, 1))
     np.testing.assert_array_equal(call(UnitV1, style_v1, x), x)
     assert np.abs(call(UnitV2, style_v2, x) - x).min() > 0
-
-
-def test_a_new_resnet_has_a_zero_head_kernel_and_the_configured_bias():
-    config = model_options("BiT-R26x1", head_bias_init=-10.0)
-
-    @jax.jit
-    def head():
-        sizes = {"num_classes": 5, "image_size": (8, 8)}
-        linear = ResNet(ONE_STAGE, config, **sizes, rngs=nnx.Rngs(params=0)).head.linear
-        return linear.kernel[...], linear.bias[...]
-
-    kernel, bias = head()
-    np.testing.assert_array_equal(kernel, np.zeros((32, 5), np.float32))
-    np.testing.assert_array_equal(bias, np.full(5, -10, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +193,6 @@ def test_every_parameter_gets_a_gradient(family, options):
     [
         ("BiT-R-Mini", 8, {}),
         ("R+ViT-Mini/4", 8, {}),
-        ("R+ViT-Ti/16", 64, {"depth": 1}),
         ("R26+ViT-S/32", 64, {"depth": 1}),
     ],
 )
@@ -306,19 +242,6 @@ def test_intermediates_are_named_and_consistent():
     assert set(some("stage2", "root")) == {"stage2", "root"}
     with pytest.raises(ModelError, match=r"intermediate 'stage4'.*stage2, encoded"):
         some("stage4")
-
-
-def test_a_resnet_halves_the_resolution_five_times():
-    model = nnx.eval_shape(lambda: create_model("BiT-R26x1", image_size=64))
-    images = jax.ShapeDtypeStruct((1, 64, 96, 3), jnp.float32)
-    found = nnx.eval_shape(lambda m, x: m.trunk(x), model, images)
-    assert {name: value.shape for name, value in found.items()} == {
-        "root": (1, 16, 24, 64),
-        "stage1": (1, 16, 24, 256),
-        "stage2": (1, 8, 12, 512),
-        "stage3": (1, 4, 6, 1024),
-        "stage4": (1, 2, 3, 2048),
-    }
 
 
 def test_a_resnet_takes_float_images_of_any_size():

@@ -49,15 +49,7 @@ class Fixed(nnx.Module):
 
 
 def loss_of(labels, weights, **loss):
-    config = Config.from_mapping(
-        {
-            "model": {"name": "ViT-Ti/4"},
-            "data": {"name": "x", "global_batch_size": 3},
-            "optimizer": {"learning_rate": 0.1},
-            "train_steps": 1,
-            "loss": loss,
-        }
-    )
+    config = Config.from_mapping(small_mapping(loss=loss))
     graphdef, state = nnx.split(Fixed())
     batch = {"image": jnp.zeros((3, 2, 2, 3)), "label": jnp.asarray(labels)}
     with jax.numpy_dtype_promotion("standard"):

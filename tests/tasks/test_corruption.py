@@ -79,11 +79,8 @@ def test_moved_patches_are_equal_bit_for_bit():
 def model(request):
     options = TINY if request.param == "ViT-Ti/4" else {"depth": 1}
     config = model_options(**{"name": request.param, **options, "num_registers": 1})
-    return randomize(
-        lambda: build_model(
-            config, num_classes=8, image_size=8, key=jax.random.key(0), mask_token=True
-        )
-    )
+    sizes = {"num_classes": 8, "image_size": 8, "mask_token": True}
+    return randomize(lambda: build_model(config, key=jax.random.key(0), **sizes))
 
 
 def test_a_moved_patch_has_the_position_of_its_new_place(model):
@@ -114,14 +111,9 @@ def test_a_moved_patch_has_the_position_of_its_new_place(model):
 
 
 def test_a_resnet_has_no_mask_token():
+    options, sizes = model_options("BiT-R-Micro"), {"num_classes": 8, "image_size": 32}
     with pytest.raises(ModelError, match="BiT-R-Micro, a ResNet, with mask_token"):
-        build_model(
-            model_options("BiT-R-Micro"),
-            num_classes=8,
-            image_size=32,
-            key=jax.random.key(0),
-            mask_token=True,
-        )
+        build_model(options, key=jax.random.key(0), mask_token=True, **sizes)
 
 
 def test_macs_of_a_head_per_patch_are_counted():

@@ -1,15 +1,13 @@
 """Self-distillation: targets, losses, crops, the teacher, resume, and fine-tuning from it."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from shared_programs import shared_program
 from task_runs import assert_resumes, run_mapping
+from tasks.pretraining import fine_tune
 
-from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.data.decode import EncodedImage, encode_plain
 from vit_jax.data.sources.base import Example
@@ -29,7 +27,6 @@ from vit_jax.tasks.dino.losses import (
 from vit_jax.tasks.dino.model import cubic_matrix, resample_positions
 from vit_jax.tasks.dino.task import make_teacher, masked_places, teacher_temperature
 from vit_jax.tasks.task import DataInfo
-from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -56,6 +53,9 @@ def mapping(dino=None, **changes):
     )  # fmt: skip
     del content["data"]["augment"]
     return content | changes
+
+
+DATA = mapping()["data"]
 
 
 @pytest.fixture(scope="module")
@@ -223,26 +223,16 @@ def test_positions_are_resampled_as_pytorch_does_for_the_authors():
     np.testing.assert_allclose(cubic_matrix(14, 6).sum(1), 1, rtol=1e-6)
     # Not antialiased: each value comes from at most four.
     assert (np.count_nonzero(cubic_matrix(14, 6), axis=1) <= 4).all()
-    table = normal(1, 12, 3)
-    params = {"position_embedding": {"table": jnp.asarray(table)}}
-    found = resample_positions(params, (3, 4), (2, 2))["position_embedding"]["table"]
-    grid = table.reshape(3, 4, 3)
+    table = normal(1, 1 + 12, 3)
+    params = {"position_embedding": {"table": jnp.asarray(table)}, "head": jnp.ones(2)}
+    resampled = resample_positions(params, (3, 4), (2, 2))
+    found = resampled["position_embedding"]["table"]
+    grid = table[0, 1:].reshape(3, 4, 3)
     want = np.einsum("rh,cw,hwd->rcd", cubic_matrix(3, 2), cubic_matrix(4, 2), grid)
-    np.testing.assert_allclose(found, want.reshape(1, 4, 3), rtol=1e-4, atol=1e-6)
-
-
-def test_position_tables_cover_small_crops():
-    """A ramp from left to right stays one, between the same ends; the class token keeps its row."""
-    ramp = np.tile(np.arange(8.0), (8, 1)).reshape(1, 64, 1).astype(np.float32)
-    table = jnp.asarray(np.concatenate([np.full((1, 1, 1), 99, np.float32), ramp], axis=1))
-    params = {"position_embedding": {"table": table}, "head": jnp.ones(2)}
-    found = resample_positions(params, (8, 8), (4, 4))
-    resized = np.asarray(found["position_embedding"]["table"])
-    assert resized[0, 0, 0] == 99
-    rows = resized[0, 1:, 0].reshape(4, 4)
-    np.testing.assert_allclose(rows, np.tile([0.5, 2.5, 4.5, 6.5], (4, 1)), atol=0.15)
-    assert found["head"] is params["head"]
-    assert resample_positions(params, (8, 8), (8, 8)) is params
+    np.testing.assert_allclose(found[0, 1:], want.reshape(4, 3), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(found[0, 0], table[0, 0])  # The class token's.
+    assert resampled["head"] is params["head"]
+    assert resample_positions(params, (3, 4), (3, 4)) is params
 
 
 @pytest.mark.slow
@@ -290,21 +280,7 @@ def test_the_teacher_is_what_other_runs_start_from(config, finished, tmp_path):
     assert not hasattr(loaded.model, "projector")
     teacher = np.asarray(file.read("class_token"))
     np.testing.assert_array_equal(loaded.model.class_token[...], teacher)
-    tuned = mapping(
-        task="classification",
-        model={"name": "auto"},
-        optimizer={"learning_rate": 1e-3},
-        init_from=str(folder),
-        train_steps=1,
-        evaluation={"splits": {}},
-    )
-    del tuned["dino"]
-    tuned["data"] = tuned["data"] | {"data_dir": config.data.data_dir}
-    path = tmp_path / "config.py"
-    path.write_text(f"def get_config():\n    return {tuned!r}\n")
-    found = load_config(str(path), auto_model=model_of_weights)
-    train(found, tmp_path / "tuned", StopSignals())
-    report = json.loads((tmp_path / "tuned" / "init.json").read_text())
+    _, report = fine_tune(mapping(), config, folder, tmp_path)
     assert {name.split("/")[0] for name in report["left_out"]} == {"projector"}
     assert report["missing"] == report["unexpected"] == []
 
@@ -348,29 +324,16 @@ def test_ibot_trains_the_mask_token(config, centring):
             {"optimizer": {"name": "schedule_free_adamw", "learning_rate": 1e-3}},
             "'optimizer.name' is 'schedule_free_adamw' with task dino",
         ),
+        ({"dino": {"local_size": 10}}, "'dino.local_size' is 10 with patches of 4 pixels"),
+        ({"data": DATA | {"augment": {"crop": "resize"}}}, "'data.augment.crop' is 'resize'"),
+        ({"data": DATA | {"augment": {"color_jitter": 0.1}}}, "'data.augment.color_jitter' is"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(changes, message):
-    with pytest.raises(ConfigError) as caught:
-        Config.from_mapping(mapping(**changes))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("crop", "resize"), ("min_area", 0.3), ("color_jitter", 0.1), ("erasing_fill", "gray")],
-)
-def test_augmentation_that_the_task_does_not_use_is_refused(key, value):
-    content = mapping()
-    content["data"] = content["data"] | {"augment": {key: value}}
-    with pytest.raises(
-        ConfigError, match=f"'data.augment.{key}' is .* with task dino, which does not use it"
-    ):
-        Config.from_mapping(content)
-
-
-def test_local_crops_are_multiples_of_the_patch():
-    found = Config.from_mapping(mapping({"local_size": 10}))
-    with pytest.raises(ConfigError, match=r"'dino.local_size' is 10 with patches of 4 pixels"):
+    def build():
+        found = Config.from_mapping(mapping(**changes))
         shared_program(found, make_mesh(found.mesh), num_classes=10, num_examples=100)
+
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert message in str(caught.value)

@@ -1,7 +1,5 @@
 """Masked patch prediction: loss, evaluation, resume, and fine-tuning from it."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,17 +8,15 @@ from flax import nnx
 from random_models import randomize
 from shared_programs import shared_program
 from task_runs import assert_resumes, run_mapping, steps_of
+from tasks.pretraining import evaluate_padded, fine_tune, tiles_of
 
 from experiments.masked_patches import pictures
-from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, WeightsError
-from vit_jax.evaluation.loop import evaluate
 from vit_jax.interop.load import load
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch, predict
-from vit_jax.train.init_from import model_of_weights
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -111,11 +107,7 @@ def test_training_learns_to_predict_hidden_colours(program):
     losses = []
     for _ in range(60):
         white = rng.integers(0, 2, (16, 1, 1, 1)) * np.ones((1, 16, 16, 3))
-        batch = {
-            "image": (255 * white).astype(np.uint8),
-            "label": np.zeros(16, np.int32),
-            "mask": np.ones(16, bool),
-        }
+        batch = program.example_batch() | {"image": (255 * white).astype(np.uint8)}
         state, metrics = program.compiled(state, to_devices(batch, program.mesh))
         losses.append(float(metrics["train/loss"]))
     assert losses[0] == pytest.approx(np.log(512), rel=1e-5)
@@ -128,19 +120,9 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
     params = nnx.to_pure_dict(nnx.state(model))
     images = np.asarray(pixels(24))
 
-    def figures(order, size, padding):
-        batches = []
-        for start in range(0, 24, size - padding):
-            rows = images[order][start : start + size - padding]
-            missing = size - len(rows)
-            filled = np.concatenate([rows, np.zeros((missing, 16, 16, 3), np.uint8)])
-            mask = np.arange(size) < len(rows)
-            batches.append({"image": filled, "label": np.zeros(size, np.int32), "mask": mask})
-        totals = program.task.make_totals(())
-        return evaluate(program.eval_step, params, batches, program.mesh, totals)
-
-    want = figures(np.arange(24), 24, 0)
-    found = figures(np.random.default_rng(1).permutation(24), 8, 3)
+    want = evaluate_padded(program, params, images, np.arange(24), 24, 0)
+    shuffled = np.random.default_rng(1).permutation(24)
+    found = evaluate_padded(program, params, images, shuffled, 8, 3)
     assert want["examples"] == found["examples"] == 24
     assert found["accuracy_top5"] == want["accuracy_top5"]
     assert found["accuracy_top1"] == want["accuracy_top1"]
@@ -171,30 +153,13 @@ def test_a_stopped_run_resumes_bit_for_bit(config, finished, tmp_path, monkeypat
 @pytest.mark.slow
 def test_fine_tuning_leaves_out_the_mask_token_and_the_head(config, finished, tmp_path):
     """It also makes a new head and resizes the position table for another image size."""
-    folder, _ = finished
-    tuned = mapping(
-        task="classification",
-        model={"name": "auto"},
-        init_from=str(folder),
-        train_steps=1,
-        evaluation={"splits": {}},
-    )
-    tuned["data"] = tuned["data"] | {"image_size": 32, "data_dir": config.data.data_dir}
-    path = tmp_path / "config.py"
-    path.write_text(f"def get_config():\n    return {tuned!r}\n")
-    found = load_config(str(path), auto_model=model_of_weights)
+    found, report = fine_tune(mapping(), config, finished[0], tmp_path)
     assert (found.model.name, found.model.width, found.model.pooling) == ("ViT-Ti/4", 16, "token")
-    train(found, tmp_path / "tuned", StopSignals())
-    report = json.loads((tmp_path / "tuned" / "init.json").read_text())
     head = ["head/linear/bias", "head/linear/kernel"]
     assert sorted(report["left_out"]) == [*head, "mask_token"]
     assert report["reinitialised"] == head
     assert report["resized"] == {"position_embedding/table": "(1, 17, 16) -> (1, 65, 16)"}
     assert report["missing"] == report["unexpected"] == []
-
-
-@pytest.mark.slow
-def test_a_trained_run_loads_as_a_model_without_a_head(finished):
     loaded = load(finished[0])
     assert loaded.num_classes == 0
     assert loaded.model.mask_token is None
@@ -207,9 +172,7 @@ def test_pictures_show_the_corruption_and_the_colours(finished, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
     rows = pictures.predict(read_config(finished[0]), finished[0], pixels)
     assert list(rows) == ["input", "shown", "predicted", "true colours"]
-    tiles = {
-        n: r.reshape(3, 4, 4, 4, 4, 3).swapaxes(2, 3).reshape(3, 16, -1) for n, r in rows.items()
-    }
+    tiles = tiles_of(rows)
     gray = (tiles["shown"] == 128).all(-1)
     painted = (tiles["true colours"] != tiles["input"]).any(-1)
     assert painted.sum(1).tolist() == [8, 8, 8]  # Half of 16 patches.
@@ -232,16 +195,15 @@ def test_pictures_show_the_corruption_and_the_colours(finished, tmp_path):
         ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map'"),
         ({"model": {**MODEL, "representation_size": 8}}, "'model.representation_size' is 8"),
         ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
-        ({"model": {"name": "Mixer-S/4"}}, "'model.name' is 'Mixer-S/4', an MLP-Mixer, with task"),
         (
             {"model": {**MODEL, "num_registers": 1, "register_head": True}},
-            "'model.register_head' is True",
+            "register_head' is True",
         ),
         ({"masked_patches": {"mask": 0.95}}, "'masked_patches.mask' is 0.95 and 'random' 0.1"),
         ({"masked_patches": {"corrupt": 0}}, "'masked_patches.corrupt' is 0"),
         (
             {"task": "classification", "masked_patches": {"bits": 2}},
-            "'masked_patches.bits' is 2 with",
+            "'masked_patches.bits' is 2",
         ),
     ],
 )

@@ -101,11 +101,8 @@ def test_skipped_examples_are_counted_in_the_metrics(photos, tmp_path, caplog):
     assert (result["eval/test/examples"], result["eval/test/skipped_examples"]) == (9, 1)
     assert "evaluation split 'test': 1 of 10 examples cannot be read and are skipped" in caplog.text
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    (counted,) = [
-        row["train/skipped_examples"]
-        for row in rows
-        if row["step"] == 6 and "train/skipped_examples" in row
-    ]
+    name = "train/skipped_examples"
+    (counted,) = [row[name] for row in rows if row["step"] == 6 and name in row]
     # 6 steps of 4 examples are two epochs of 10: the bad one comes at least twice.
     assert counted == result["skipped_examples"] == 1
     assert caplog.text.count(f"example {source[3].id} of {source.name}") == 1

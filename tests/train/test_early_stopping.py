@@ -1,10 +1,10 @@
 import contextlib
 
-import jax
 import numpy as np
 import pytest
 from processes import UNMIXED
 from shared_programs import shared_program
+from short_runs import saved_steps
 
 import vit_jax
 from vit_jax.config.early_stopping import EarlyStoppingConfig
@@ -74,23 +74,6 @@ def tiny(digits_dir, *more) -> Config:
     return load_config(UNMIXED, [*overrides, *more])
 
 
-def evaluator_of(config, program):
-    return SplitEvaluator(
-        config.data,
-        {"test": "test"},
-        program.mesh,
-        batch_size=config.evaluation.batch_size or config.data.global_batch_size,
-        num_classes=program.task.num_outputs,
-        preprocessing=program.task.eval_preprocessing,
-        make_totals=program.task.make_totals,
-    )
-
-
-def program_of(config):
-    """The program of the runs."""
-    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
-
-
 @contextlib.contextmanager
 def scripted_evaluations():
     """Gives the evaluations at intervals the scores of SCORES. The final one is real."""
@@ -133,23 +116,25 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finis
     assert [row["step"] for row in rows if METRIC in row] == [5, 10, 15, 20, 25]
     assert [row["step"] for row in rows if "eval/test/loss" in row] == [10]
     # Two checkpoints are kept, the best and the last. Readers of the run get the best.
-    assert {int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()} == {
-        10,
-        25,
-    }
+    assert saved_steps(tmp_path) == [10, 25]
     assert choose_checkpoint(tmp_path).name == "10"
-    program = program_of(config)
+    program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1150)
     params, _ = result_params(tmp_path, program.abstract.params)
-    evaluator = evaluator_of(config, program)
+    evaluator = SplitEvaluator(
+        config.data,
+        {"test": "test"},
+        program.mesh,
+        batch_size=config.evaluation.batch_size or config.data.global_batch_size,
+        num_classes=program.task.num_outputs,
+        preprocessing=program.task.eval_preprocessing,
+        make_totals=program.task.make_totals,
+    )
     again = evaluator(program.eval_step, params)
     assert again == {name: result[name] for name in again}
     images = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
-    by_run, by_step = (
-        vit_jax.load_pretrained(path)(images)
-        for path in (tmp_path, tmp_path / "checkpoints" / "10")
-    )
-    np.testing.assert_array_equal(by_run, by_step)
-    last = vit_jax.load_pretrained(tmp_path / "checkpoints" / "25")(images)
+    places = ("", "checkpoints/10", "checkpoints/25")
+    by_run, best, last = (vit_jax.load_pretrained(tmp_path / place)(images) for place in places)
+    np.testing.assert_array_equal(by_run, best)
     assert not np.array_equal(by_run, last)
 
 
@@ -182,47 +167,6 @@ def test_a_stopped_run_remembers_its_best_step_and_patience(
         for folder in (tmp_path / "run", reference)
     ]
     assert [r for r in texts[0] if len(r) > 1] == [r for r in texts[1] if len(r) > 1]
-
-
-@pytest.mark.slow
-def test_without_patience_all_steps_run_and_the_result_is_the_best_average(
-    digits_dir, tmp_path, scripted, monkeypatch
-):
-    config = tiny(digits_dir)
-    assert config.ema_decay == 0.9
-    stopping = config.early_stopping.replace(patience_evaluations=None)
-    config = config.replace(early_stopping=stopping)
-    monkeypatch.setitem(SCORES, 30, 0.1)
-    result = train(config, tmp_path, StopSignals())
-    assert (result["step"], result["best_step"]) == (30, 10)
-    program = program_of(config)
-    params, _ = result_params(tmp_path, program.abstract.params)
-    evaluator = evaluator_of(config, program)
-    again = evaluator(program.eval_step, params)
-    assert again == {name: result[name] for name in again}
-    assert jax.tree.leaves(params)[0].dtype == np.float32
-
-
-@pytest.mark.slow
-def test_a_stop_while_a_resumed_run_evaluates_loses_no_evaluation(
-    digits_dir, finished, tmp_path, scripted, monkeypatch
-):
-    config = tiny(digits_dir)
-    want = finished[1]
-    original = SplitEvaluator.__call__
-    for _ in range(2):  # Stopped in the evaluation of step 5; then again when it is made up for.
-        stop = StopSignals()
-
-        def evaluate(self, eval_step, params, wanted=stop, **options):
-            wanted.requested = True
-            return original(self, eval_step, params, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(SplitEvaluator, "__call__", evaluate)
-            with pytest.raises(Stopped, match="step 5"):
-                train(config, tmp_path / "run", stop)
-    got = train(config, tmp_path / "run", StopSignals())
-    assert got | {"wall_time_s": 0, "seconds": 0} == want | {"wall_time_s": 0, "seconds": 0}
 
 
 @pytest.mark.parametrize(

@@ -82,38 +82,25 @@ def test_every_size_is_evaluated(finished):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"flexible": {"patch_sizes": [3, 4]}},
-            r"'flexible.patch_sizes' has 3, which does not divide data.image_size = 8; expected"
-            r" divisors of 8, such as 2",
-        ),
+        ({"flexible": {"patch_sizes": [3, 4]}}, r"has 3, which does not .* expected divisors of 8"),
         (
             {"flexible": {"probabilities": [1.0]}},
-            r"'flexible.probabilities' has 1 values for 2 sizes",
+            r"'flexible.probabilities' has 1 values",
         ),
         ({"flexible": {"probabilities": [0, 0]}}, r"'flexible.probabilities' is \[0.0, 0.0\]"),
         ({"flexible": {"patch_sizes": [4, 4]}}, r"'flexible.patch_sizes' is \[4, 4\]"),
         ({"model": {"patch_kernel_size": None}}, r"'model.patch_kernel_size' is not set"),
         ({"model": {"position_grid": None}}, r"'model.position_grid' is not set"),
-        (
-            {"model": {"name": "R50+ViT-B/16"}},
-            r"'flexible.patch_sizes' is given with R50\+ViT-B/16, a ViT; expected a ViT without a"
-            r" stem",
-        ),
+        ({"model": {"pooling": "flatten"}}, r"gives parameter 'head/linear/kernel' the shape"),
+        ({"model": {"name": "R50+ViT-B/16"}}, r"R50\+ViT-B/16, a ViT; expected .* without a stem"),
     ],
 )
 def test_impossible_sections_are_config_errors(changes, message):
     with pytest.raises(ConfigError, match=message):
-        config(**changes)
+        program_of(config(**changes))
 
 
 def test_a_resnet_has_no_patch_sizes():
     content = config().to_mapping() | {"model": {"name": "BiT-R-Nano"}}
     with pytest.raises(ConfigError, match="is given with BiT-R-Nano, a ResNet"):
         Config.from_mapping(content)
-
-
-def test_parameters_that_depend_on_the_size_are_refused():
-    made = config(model={"pooling": "flatten"})
-    with pytest.raises(ConfigError, match=r"gives parameter 'head/linear/kernel' the shape"):
-        program_of(made)

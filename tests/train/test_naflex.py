@@ -98,11 +98,11 @@ def test_the_shapes_of_a_batch_are_those_of_its_length():
     [
         (
             {"flexible": {"sequence_lengths": [2]}},
-            r"'flexible.sequence_lengths' is \[2\]; expected",
+            r"'flexible.sequence_lengths' is \[2\]",
         ),
         (
             {"flexible": {"sequence_lengths": [4, 64]}},
-            r"'flexible.sequence_lengths' has 64 with data.sequence_length = 16",
+            r"'flexible.sequence_lengths' has 64",
         ),
         ({"data": {"sequence_length": 2}}, r"'data.sequence_length' is 2"),
         ({"flexible": {"patch_sizes": [2]}}, r"'flexible.sequence_lengths' is given with"),
@@ -111,12 +111,12 @@ def test_the_shapes_of_a_batch_are_those_of_its_length():
         ({"model": {"pooling": "flatten"}}, r"'model.pooling' is 'flatten'"),
         (
             {"mixing": {"mixup_alpha": 0.2}},
-            r"'mixing.mixup_alpha' is 0.2 with data.sequence_length",
+            r"'mixing.mixup_alpha' is 0.2 with",
         ),
         ({"data": {"eval_crop": "central"}}, r"'data.eval_crop' is 'central'"),
         (
             {"task": "masked_patches", "model": {"pooling": "gap"}},
-            r"'task' is 'masked_patches' with data.sequence_length",
+            r"'task' is 'masked_patches'",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import build_model, model_options
-from vit_jax.named_tree import leaf_names, named_leaves
+from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import state_shardings
 from vit_jax.train.optimizers import (
@@ -36,9 +36,9 @@ PARAMS = {
 GRADS = jax.tree.map(lambda p: 0.5 * jnp.ones_like(p), PARAMS)
 
 
-def build(learning_rate=0.1, **options):
+def build(params=PARAMS, rate=0.1, **options):
     config = OptimizerConfig.from_mapping({"learning_rate": 1.0, **options})
-    return build_optimizer(config, optax.constant_schedule(learning_rate), PARAMS)
+    return build_optimizer(config, optax.constant_schedule(rate), params)
 
 
 def update(grads=GRADS, **options):
@@ -55,14 +55,6 @@ def test_sgd_with_momentum_by_hand():
     assert float(second["head"]["linear"]["bias"][0]) == pytest.approx(-0.1 * (0.5 + 0.9 * 0.5))
 
 
-def test_adamw_equals_optax_adamw():
-    mask = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", PARAMS)
-    reference = optax.adamw(0.1, weight_decay=0.3, mask=mask)
-    want, _ = reference.update(GRADS, reference.init(PARAMS), PARAMS)
-    got = update(name="adamw", weight_decay=0.3)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
-
-
 def test_lamb_applies_weight_decay_before_its_trust_ratio():
     reference = optax.lamb(0.1, weight_decay=0.5)
     optimizer = build(name="lamb", weight_decay=0.5, weight_decay_mask=((".*", True),))
@@ -77,16 +69,8 @@ def test_the_trust_ratio_of_lamb_is_that_of_decayed_parameters(always_adapt, bia
     """Adam's first update is 1; with norm 2 * 2 of four parameters the ratio is 4 / 2 = 2."""
     params = {"kernel": jnp.full(4, 2.0), "bias": jnp.full(4, 2.0)}
     mask = (("kernel", True), (".*", False))
-    optimizer = build_optimizer(
-        OptimizerConfig(
-            name="lamb",
-            learning_rate=0.1,
-            weight_decay_mask=mask,
-            options={"eps": 1e-12, "always_adapt": always_adapt},
-        ),
-        optax.constant_schedule(0.1),
-        params,
-    )
+    options = {"eps": 1e-12, "always_adapt": always_adapt}
+    optimizer = build(params, name="lamb", weight_decay_mask=mask, options=options)
     grads = jax.tree.map(jnp.ones_like, params)
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
     np.testing.assert_allclose(updates["kernel"], -0.2, rtol=1e-5)
@@ -95,8 +79,7 @@ def test_the_trust_ratio_of_lamb_is_that_of_decayed_parameters(always_adapt, bia
 
 def test_a_head_of_zeros_grows_under_lamb():
     params = {"head": {"linear": {"bias": jnp.zeros(3)}}, "kernel": jnp.ones(3)}
-    config = OptimizerConfig(name="lamb", learning_rate=0.1)
-    optimizer = build_optimizer(config, optax.constant_schedule(0.1), params)
+    optimizer = build(params, name="lamb")
     grads = jax.tree.map(jnp.ones_like, params)
     final = two_steps(optimizer, params, grads)["head"]["linear"]["bias"]
     np.testing.assert_allclose(final, -0.1, rtol=1e-4)  # The second step; optax.lamb: the first's.
@@ -106,8 +89,7 @@ def test_adafactor_without_a_cap_equals_optax_and_the_cap_limits_beta2():
     """With cap 0.25, gradients 1 and then 3: v = 1, then 0.25 * 1 + 0.75 * 9 = 7."""
     options = {"multiply_by_parameter_scale": False, "clipping_threshold": None}
     params, grads = vit_tree(0), vit_tree(1)
-    config = OptimizerConfig(name="adafactor", learning_rate=0.1, options={"momentum": 0.9})
-    ours = build_optimizer(config, optax.constant_schedule(0.1), params)
+    ours = build(params, name="adafactor", options={"momentum": 0.9})
     theirs = optax.adafactor(0.1, momentum=0.9)
     got, want = (two_steps(o, params, grads)["head"] for o in (ours, theirs))
     np.testing.assert_allclose(got["linear"]["kernel"], want["linear"]["kernel"], rtol=1e-5)
@@ -121,14 +103,8 @@ def test_adafactor_without_a_cap_equals_optax_and_the_cap_limits_beta2():
 
 def test_each_parameter_of_each_layer_is_clipped_by_itself():
     params, grads = vit_tree(0), vit_tree(1)
-    config = OptimizerConfig(
-        name="sgd",
-        learning_rate=1.0,
-        clip_global_norm=0.3,
-        clip_each_parameter=True,
-        options={"momentum": 0.0},
-    )
-    optimizer = build_optimizer(config, optax.constant_schedule(1.0), params)
+    clip = {"clip_global_norm": 0.3, "clip_each_parameter": True}
+    optimizer = build(params, rate=1.0, name="sgd", options={"momentum": 0.0}, **clip)
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
     for name, update in traverse_util.flatten_dict(updates, sep="/").items():
         for layer in update if "/blocks/" in name else [update]:
@@ -198,9 +174,7 @@ def test_a_stack_is_updated_like_its_layers_one_by_one(name):
     if name == "muon":  # optax would treat these two-dimensional arrays as matrices.
         for tree in (params, grads):
             del tree["head"], tree["position_embedding"], tree["patch_embedding"]
-    config = OptimizerConfig(name=name, learning_rate=0.1)
-    ours = build_optimizer(config, optax.constant_schedule(0.1), params)
-    got = layers_alone(two_steps(ours, params, grads), optimizer=name)
+    got = layers_alone(two_steps(build(params, name=name), params, grads), optimizer=name)
     options = {"momentum": 0.9} if name == "sgd" else {}
     function = OPTIMIZERS[name]
     if "weight_decay" in inspect.signature(function).parameters:
@@ -224,8 +198,7 @@ def test_weight_decay_layer_decay_and_freezing_mean_the_same_with_each_optimizer
     changes = {"freeze": ("patch_embedding/.*",)}
 
     def first_update(**changes):
-        config = OptimizerConfig(name=name, learning_rate=0.1, **changes)
-        optimizer = build_optimizer(config, optax.constant_schedule(0.1), params)
+        optimizer = build(params, name=name, **changes)
         step = jax.jit(lambda: optimizer.update(grads, optimizer.init(params), params)[0])
         return traverse_util.flatten_dict(step(), sep="/")
 
@@ -263,17 +236,15 @@ def test_weight_decay_layer_decay_and_freezing_mean_the_same_with_each_optimizer
 def test_matrices_of_muon_have_the_inputs_and_outputs_of_their_layer(model, name, size):
     params = abstract_params(model, **({"pooling": "map"} if "R26" in model else {}))
     shape = named_leaves(params)[name].shape["/blocks/" in name :]  # One layer of the stack.
-    matrices = jax.eval_shape(
-        functools.partial(_as_matrices, name), jax.ShapeDtypeStruct(shape, "float32")
-    )
+    leaf = jax.ShapeDtypeStruct(shape, "float32")
+    matrices = jax.eval_shape(functools.partial(_as_matrices, name), leaf)
     assert (matrices.shape[1:] if _is_hidden_matrix(name) else None) == size
     assert math.prod(matrices.shape) == math.prod(shape)
 
 
 def test_muon_uses_adam_for_both_ends_of_the_model_and_embedding_tables():
     params, grads = vit_tree(0), vit_tree(1)
-    config = OptimizerConfig(name="muon", learning_rate=0.1, options={"adam_learning_rate": 0.3})
-    optimizer = build_optimizer(config, optax.constant_schedule(0.1), params)
+    optimizer = build(params, name="muon", options={"adam_learning_rate": 0.3})
     got = two_steps(optimizer, params, grads)
     want = two_steps(optax.adam(0.3), params, grads)
     for name in ("head", "position_embedding", "patch_embedding"):
@@ -300,14 +271,13 @@ def test_schedule_free_evaluates_the_average_by_hand():
 
 def test_schedule_free_adamw_equals_optax():
     params, grads = vit_tree(0), vit_tree(1)
-    config = OptimizerConfig(
+    ours = build(
+        params,
         name="schedule_free_adamw",
-        learning_rate=0.1,
         weight_decay=0.3,
         weight_decay_mask=((".*", True),),
         options={"b1": 0.95, "b2": 0.9},
     )
-    ours = build_optimizer(config, optax.constant_schedule(0.1), params)
     theirs = optax.contrib.schedule_free_adamw(0.1, b1=0.95, b2=0.9, weight_decay=0.3)
     got, want = (two_steps(o, params, grads) for o in (ours, theirs))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, want)
@@ -319,10 +289,7 @@ def test_the_moments_of_muon_and_the_average_of_schedule_free_are_sharded_like_p
     # Momentum of three kernels, two moments of the embedding and the head; z and second moment of
     # five kernels.
     for name, count in (("muon", 3 + 4), ("schedule_free_adamw", 5 + 5)):
-        optimizer = build_optimizer(
-            OptimizerConfig(name=name, learning_rate=0.1), optax.constant_schedule(0.1), params
-        )
-        state = jax.eval_shape(optimizer.init, params)
+        state = jax.eval_shape(build(params, name=name).init, params)
         shardings = jax.tree.leaves(state_shardings(state, params, mesh))
         assert sum("fsdp" in sharding.spec for sharding in shardings) == count
 
@@ -332,31 +299,14 @@ def test_freezing_one_stack_does_not_change_the_others():
     grads = jax.tree.map(lambda p: 0.5 * p, params)
     found = []
     for freeze in ((), ("encoder/.*",)):
-        config = OptimizerConfig(name="lamb", learning_rate=1.0, freeze=freeze)
-        optimizer = build_optimizer(config, optax.constant_schedule(0.1), params)
-        found.append(two_steps(optimizer, params, grads))
+        found.append(two_steps(build(params, name="lamb", freeze=freeze), params, grads))
     np.testing.assert_array_equal(*(f["trunk"]["blocks"]["kernel"] for f in found))
     assert np.abs(found[1]["trunk"]["blocks"]["kernel"]).min() > 0.01
     assert np.abs(found[1]["encoder"]["blocks"]["mlp"]["kernel"]).max() == 0
 
 
-def test_decoupled_decay_by_hand():
-    """SGD at rate 0.1: -0.1 * gradient - 0.1 * 0.2 * parameter."""
-    got = update(name="sgd", weight_decay=0.2)
-    np.testing.assert_allclose(
-        got["head"]["linear"]["kernel"], -0.1 * 0.5 - 0.1 * 0.2 * 1, rtol=1e-6
-    )
-
-
-def test_every_parameter_must_be_covered_by_the_mask():
-    with pytest.raises(
-        ConfigError, match=r"no pattern .* matches parameter 'encoder/blocks/mlp/bias'"
-    ):
-        build(weight_decay_mask=((".*/kernel", True),))
-
-
 def test_clipping_scales_the_whole_gradient_to_the_norm():
-    got = update(name="sgd", clip_global_norm=0.01, learning_rate=1.0)
+    got = update(name="sgd", clip_global_norm=0.01, rate=1.0)
     assert float(optax.tree.norm(got)) == pytest.approx(0.01, rel=1e-5)
 
 
@@ -380,53 +330,10 @@ def abstract_params(model, **options):
     return nnx.to_pure_dict(nnx.state(model))
 
 
-def powers_of_layer_decay(model, **options):
-    """Parameter name -> number of layers below the head, one each layer for a stack."""
-    params = abstract_params(model, **options)
-    scales = jax.tree.leaves(layer_scales(params, 0.5))
-    for scale, leaf in zip(scales, jax.tree.leaves(params), strict=True):
-        np.broadcast_shapes(scale.shape, leaf.shape)
-    powers = [(-np.log2(scale)).ravel().tolist() for scale in scales]
-    return dict(zip(leaf_names(params), powers, strict=True))
-
-
-def test_layers_of_a_resnet_by_hand():
-    """3 + 4 + 6 + 3 units: the root is layer 0, the head layer 17."""
-    found = powers_of_layer_decay("BiT-R50x1")
-    assert found["trunk/conv_root/kernel"] == [17]
-    assert found["trunk/stage1/first/conv_proj/kernel"] == [16]
-    assert found["trunk/stage1/blocks/conv1/kernel"] == [15, 14]
-    assert found["trunk/stage2/first/norm1/scale"] == [13]
-    assert found["trunk/stage2/blocks/norm1/scale"] == [12, 11, 10]
-    assert found["trunk/stage3/first/conv3/kernel"] == [9]
-    assert found["trunk/stage3/blocks/norm2/bias"] == [8, 7, 6, 5, 4]
-    assert found["trunk/stage4/first/conv2/kernel"] == [3]
-    assert found["trunk/stage4/blocks/conv2/kernel"] == [2, 1]
-    head = {"norm/scale", "norm/bias", "head/linear/kernel", "head/linear/bias"}
-    assert {name for name, powers in found.items() if powers == [0]} == head
-
-
-def test_the_stem_of_a_hybrid_has_the_learning_rate_of_the_embedding():
-    found = powers_of_layer_decay("R26+ViT-S/32", num_registers=1, pooling="map", class_token=True)
-    below = {name.split("/")[0] for name, powers in found.items() if powers == [13]}
-    assert below == {"stem", "patch_embedding", "position_embedding", "class_token", "registers"}
-    assert all(powers == [13] for name, powers in found.items() if name.startswith("stem/"))
-    assert found["encoder/blocks/mlp/expand/kernel"] == [12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
-    above = {name.split("/")[0] for name, powers in found.items() if powers == [0]}
-    assert above == {"norm", "attention_pooling", "head"}
-
-
-def test_position_tables_of_every_block_have_the_learning_rate_of_their_block():
-    options = {"depth": 3, "position_placement": "every_layer"}
-    found = powers_of_layer_decay("ViT-Ti/16", **options)
-    assert found["encoder/blocks/position_embedding/table"] == [3, 2, 1]
-    assert found["patch_embedding/kernel"] == [4]
-
-
 def test_frozen_parameters_stay_and_do_not_count_for_clipping():
     frozen = ("patch_embedding/.*", "encoder/blocks/.*")
     options = {"freeze": frozen, "weight_decay": 0.1, "layer_decay": 0.5, "clip_global_norm": 0.6}
-    got = update(name="sgd", learning_rate=1.0, **options)
+    got = update(name="sgd", rate=1.0, **options)
     assert np.abs(got["patch_embedding"]["kernel"]).max() == 0
     assert np.abs(got["encoder"]["blocks"]["mlp"]["kernel"]).max() == 0
     # The head's six gradients of 0.5 have norm 1.22; clipped to 0.6 each is 0.245.
@@ -442,13 +349,9 @@ def test_frozen_parameters_have_no_optimizer_state():
 @pytest.mark.parametrize(("name", "key"), [("adamw", "mu"), ("sgd", "trace")])
 def test_momentum_may_be_bfloat16(name, key):
     state = build(name=name, state_dtype="bfloat16").init(PARAMS)
-    found = [
-        leaf.dtype
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        if key in str(path) and leaf.ndim
-    ]
-    assert found
-    assert set(map(str, found)) == {"bfloat16"}
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    found = {str(leaf.dtype) for path, leaf in leaves if key in str(path) and leaf.ndim}
+    assert found == {"bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -456,22 +359,24 @@ def test_momentum_may_be_bfloat16(name, key):
     [
         ({"name": "adamx"}, ["'optimizer.name' is 'adamx'", "did you mean 'adam"]),
         ({"name": "lbfgs"}, ["'lbfgs'", "one of acprop"]),
-        ({"name": "chain"}, ["'chain'"]),
         ({"options": {"beta2": 0.9}}, ["unknown option 'beta2'", "optimizer.options.b2"]),
         ({"options": {"b1": "abc"}}, ["'optimizer.options.b1' is 'abc'", "a number"]),
         ({"options": {"nesterov": "maybe"}}, ["'maybe'", "true or false"]),
-        ({"name": "lion", "options": {"weight_decay": 5.0}}, ["set optimizer.weight_decay"]),
         ({"name": "muon", "options": {"weight_decay": 1.0}}, ["set optimizer.weight_decay"]),
         (
             {"name": "schedule_free_adamw", "options": {"warmup_steps": 5}},
-            ["set optimizer.schedule.warmup_steps"],
+            ["set optimizer.schedule"],
         ),
         ({"freeze": ("[",)}, ["'['", "not a regular expression"]),
         ({"weight_decay_mask": (("(", True),)}, ["'('", "not a regular expression"]),
-        ({"name": "adafactor", "options": {"min_dim": 3}}, ["'min_dim'"]),
         ({"name": "adagrad", "state_dtype": "bfloat16"}, ["state_dtype", "adagrad", "float32"]),
         ({"freeze": ("encoder",)}, ["'encoder', which matches no parameter"]),
         ({"freeze": (".*",)}, ["matches every parameter"]),
+        ({"freeze_epochs": 1.0}, ["'freeze_epochs' is 1.0 without 'freeze'"]),
+        (
+            {"weight_decay_mask": ((".*/kernel", True),)},
+            ["no pattern", "'encoder/blocks/mlp/bias'"],
+        ),
     ],
 )
 def test_the_error_names_what_is_wrong_with_an_optimizer(options, words):
@@ -482,9 +387,8 @@ def test_the_error_names_what_is_wrong_with_an_optimizer(options, words):
 
 
 def test_weight_decay_follows_half_a_cosine():
-    config = OptimizerConfig.from_mapping(
-        {"learning_rate": 1.0, "name": "sgd", "weight_decay": 0.1, "end_weight_decay": 0.5}
-    )
+    decays = {"weight_decay": 0.1, "end_weight_decay": 0.5}
+    config = OptimizerConfig(name="sgd", learning_rate=1.0, **decays)
     schedule = build_weight_decay(config, 4)
     assert schedule is not None
     want = [0.1, 0.5 - 0.4 * (1 + 0.5**0.5) / 2, 0.3, 0.5 - 0.4 * (1 - 0.5**0.5) / 2, 0.5]
@@ -500,20 +404,16 @@ def test_weight_decay_follows_half_a_cosine():
 
 
 def test_a_weight_decay_that_changes_needs_an_optimizer_without_its_own():
-    config = OptimizerConfig.from_mapping(
-        {"learning_rate": 1.0, "name": "lamb", "end_weight_decay": 0.5}
-    )
+    config = OptimizerConfig(name="lamb", learning_rate=1.0, end_weight_decay=0.5)
+    decay = build_weight_decay(config, 4)
     with pytest.raises(ConfigError, match=r"'optimizer.end_weight_decay' is 0.5 with lamb"):
-        build_optimizer(
-            config, optax.constant_schedule(0.1), PARAMS, weight_decay=build_weight_decay(config, 4)
-        )
+        build_optimizer(config, optax.constant_schedule(0.1), PARAMS, weight_decay=decay)
 
 
 def test_parameters_that_are_frozen_for_some_steps_then_start_as_new():
     """With Adam's empty moments, but at the current learning rate."""
-    config = OptimizerConfig.from_mapping(
-        {"learning_rate": 1.0, "name": "adam", "freeze": ("head/.*",), "freeze_steps": 2}
-    )
+    frozen = {"freeze": ("head/.*",), "freeze_steps": 2}
+    config = OptimizerConfig(name="adam", learning_rate=1.0, **frozen)
     rate = optax.linear_schedule(0.1, 0.5, 4)
     optimizer = build_optimizer(config, rate, PARAMS, freeze_steps=2)
     state, found = optimizer.init(PARAMS), []
@@ -524,8 +424,3 @@ def test_parameters_that_are_frozen_for_some_steps_then_start_as_new():
     # Adam's first update, and every one with equal gradients, is the learning rate.
     want = [[-0.1, 0], [-0.2, 0], [-0.3, -0.3]]
     np.testing.assert_allclose(found, want, rtol=1e-4)
-
-
-def test_a_freeze_duration_needs_parameters():
-    with pytest.raises(ConfigError, match=r"'freeze_epochs' is 1\.0 without 'freeze'"):
-        OptimizerConfig.from_mapping({"learning_rate": 1.0, "freeze_epochs": 1.0})

@@ -7,9 +7,8 @@ from vit_jax.train.schedules import build_schedule
 
 
 def rates(steps, total=100, learning_rate=1.0, **options):
-    schedule = build_schedule(
-        ScheduleConfig(**options), learning_rate, total_steps=total, batch_size=10, num_examples=100
-    )
+    sizes = {"total_steps": total, "batch_size": 10, "num_examples": 100}
+    schedule = build_schedule(ScheduleConfig(**options), learning_rate, **sizes)
     return [float(schedule(s)) for s in steps]
 
 
@@ -31,9 +30,8 @@ def test_rsqrt_halves_after_three_timescales_and_cools_down_to_zero():
 
 
 def test_a_constant_schedule_may_end_with_a_cooldown():
-    np.testing.assert_allclose(
-        rates([0, 50, 75, 100], decay="constant", cooldown_steps=50), [1, 1, 0.5, 0], atol=1e-6
-    )
+    got = rates([0, 50, 75, 100], decay="constant", cooldown_steps=50)
+    np.testing.assert_allclose(got, [1, 1, 0.5, 0], atol=1e-6)
 
 
 def test_durations_may_be_in_epochs_and_examples():
@@ -46,13 +44,8 @@ def test_a_warmup_longer_than_the_run_shrinks_to_half_of_it_with_a_warning(caplo
     got = rates([0, 5, 10], total=20, warmup_steps=10_000, decay="constant")
     np.testing.assert_allclose(got, [0, 0.5, 1])
     assert "warmup of 10000 steps is longer than half of the run, 20 steps: using 10" in caplog.text
-
-
-def test_a_warmup_of_more_than_half_of_the_run_is_cut_and_half_of_it_is_not(caplog):
-    cut = rates([5, 10], total=20, warmup_steps=15, decay="constant")
-    assert "warmup of 15 steps" in caplog.text
     caplog.clear()
-    assert rates([5, 10], total=20, warmup_steps=10, decay="constant") == cut
+    assert rates([0, 5, 10], total=20, warmup_steps=10, decay="constant") == got
     assert not caplog.text
 
 

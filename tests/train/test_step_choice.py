@@ -112,12 +112,6 @@ def test_a_cpu_unrolls_if_the_run_repays_the_compilation():
     assert chosen(Wanted(scan=False), platform="cpu", flops=1.0)[0] is False
 
 
-def test_the_reason_is_one_line():
-    assert str(choose("gpu", 2**33, WORK, Wanted())) == (
-        "unrolled, remat none, 1 microbatch (the fastest that fits: about 0.0 of 8.0 GiB)"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "side", "batch", "expected"),
     [

@@ -9,8 +9,6 @@ import pytest
 from trajectories.replay import Replay, draw_images, read_golden
 
 from vit_jax.config.optimizer import ScheduleConfig
-from vit_jax.tasks.distillation import task as distillation
-from vit_jax.tasks.task import Frozen
 from vit_jax.train.schedules import build_schedule
 
 # Golden -> settings that the recipe does not have, and why.
@@ -33,19 +31,6 @@ SLOW = [
     "augreg_imagenet21k", "better_plain_vit_mlp", "bit_r50x1", "flexivit_supervised", "hybrid_r26",
     "lit_adam", "pretrain_imagenet21k", "siglip",
 ]  # fmt: skip
-TEACHER = np.random.RandomState(5).standard_normal((192, 10)).astype(np.float32)
-
-
-@pytest.fixture
-def linear_teacher(monkeypatch):
-    """A teacher that is a linear function of the means of 4 by 4 pixels."""
-
-    def logits(params, x):
-        means = x.reshape(len(x), 8, 4, 8, 4, 3).mean((2, 4))
-        return means.reshape(len(x), -1) @ TEACHER
-
-    frozen = Frozen({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, lambda: {})
-    monkeypatch.setattr(distillation, "_read_teacher", lambda config, classes: (frozen, logits, 0))
 
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
