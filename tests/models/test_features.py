@@ -79,8 +79,10 @@ def test_nothing_after_the_last_layer_is_computed(name):
     graphdef, state = nnx.split(model)
 
     def macs(layer):
-        function = partial(lambda s, x: nnx.merge(graphdef, s).features(x, (layer,)))
-        return count_macs(jax.make_jaxpr(function)(state, _IMAGES).jaxpr)
+        def features(state, images):
+            return nnx.merge(graphdef, state).features(images, (layer,))
+
+        return count_macs(jax.make_jaxpr(features)(state, _IMAGES).jaxpr)
 
     counts = [macs(layer) for layer in range(model.num_layers + 1)]
     steps = np.diff(counts)

@@ -1,11 +1,11 @@
 """A ViT with a stored kernel and table: PI-resize by hand, and equality with plain ViTs."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_models import random_images
+from flax.traverse_util import unflatten_dict
+from random_models import assert_every_parameter_gets_a_gradient, random_model
 
 from vit_jax.errors import ModelError
 from vit_jax.models.flops import forward_macs
@@ -14,30 +14,20 @@ from vit_jax.models.registry import create_model, model_options
 from vit_jax.named_tree import named_leaves
 
 SIZES = {"width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
-STORED = {"patch_kernel_size": 4, "position_grid": 2}
 
 
 def flexible(patch_size, image_size, **options):
     """The same parameters for every patch size: a 4 x 4 kernel and a table of 2 x 2 patches."""
-    options = {**SIZES, **STORED, **options}
-    name = f"ViT-Ti/{patch_size}"
-    return fill(create_model(name, image_size=image_size, num_classes=3, **options))
-
-
-def fill(model, **arrays):
-    """Gives every parameter random values, so that the head is not zero."""
-    graphdef, state = nnx.split(model)
-    params = nnx.to_pure_dict(state)
-    leaves, treedef = jax.tree.flatten(params)
-    rng = np.random.default_rng(0)
-    new = [jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32) for leaf in leaves]
-    names = list(named_leaves(params))
-    new = [jnp.asarray(arrays.get(n, a)) for n, a in zip(names, new, strict=True)]
-    return nnx.merge(graphdef, jax.tree.unflatten(treedef, new))
+    options = {**SIZES, "patch_kernel_size": 4, "position_grid": 2, **options}
+    return random_model(f"ViT-Ti/{patch_size}", image_size=image_size, num_classes=3, **options)
 
 
 def parameters(model):
     return {n: np.asarray(a) for n, a in named_leaves(nnx.to_pure_dict(nnx.state(model))).items()}
+
+
+def images(size, seed=1):
+    return np.random.default_rng(seed).uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
 
 
 def test_the_matrix_of_two_pixels_resized_to_four():
@@ -56,10 +46,10 @@ def test_the_matrix_of_two_pixels_resized_to_four():
 def test_larger_patches_of_a_larger_image_give_the_same_logits(pooling):
     """arXiv:2212.08013, section 3.4: resizing patches and kernel leaves the embedding unchanged."""
     small, large = flexible(4, 8, pooling=pooling), flexible(8, 16, pooling=pooling)
-    patches = random_images(size=8).reshape(2, 2, 4, 2, 4, 3).swapaxes(2, 3).reshape(-1, 4, 4, 3)
+    patches = images(8).reshape(2, 2, 4, 2, 4, 3).swapaxes(2, 3).reshape(-1, 4, 4, 3)
     enlarged = jax.image.resize(patches, (8, 8, 8, 3), "linear", antialias=False)
     enlarged = enlarged.reshape(2, 2, 2, 8, 8, 3).swapaxes(2, 3).reshape(2, 16, 16, 3)
-    np.testing.assert_allclose(large(enlarged), small(random_images(size=8)), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(large(enlarged), small(images(8)), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("patch_size", [2, pytest.param(8, marks=pytest.mark.slow)])
@@ -73,30 +63,32 @@ def test_the_model_equals_a_plain_vit_with_the_resized_kernel_and_table(patch_si
     table = np.concatenate([table[:, :1], grid.reshape(1, side * side, 16)], axis=1)
     assert stored["patch_embedding/kernel"].shape == (4, 4, 3, 16)
     plain = create_model(f"ViT-Ti/{patch_size}", image_size=16, num_classes=3, **SIZES)
-    stored |= {"patch_embedding/kernel": np.float32(kernel), "position_embedding/table": table}
-    plain, x = fill(plain, **stored), random_images(size=16)
-    np.testing.assert_allclose(model(x), plain(x), rtol=1e-5, atol=1e-5)
+    resized = {
+        "patch_embedding/kernel": kernel.astype(np.float32),
+        "position_embedding/table": table,
+    }
+    params = unflatten_dict({**stored, **resized}, sep="/")
+    plain = nnx.merge(nnx.split(plain)[0], params)
+    np.testing.assert_allclose(model(images(16)), plain(images(16)), rtol=1e-5, atol=1e-5)
 
 
 def test_all_sizes_have_the_same_parameters_and_their_own_cost():
-    shapes = [jax.tree.map(np.shape, parameters(flexible(size, 16))) for size in (2, 4, 8)]
+    shapes = [
+        {name: a.shape for name, a in parameters(flexible(size, 16)).items()} for size in (2, 4, 8)
+    ]
     assert shapes[0] == shapes[1] == shapes[2]
-    plain, stored = (model_options("ViT-Ti/2", **SIZES, **given) for given in ({}, STORED))
-    sizes = {"num_classes": 3, "image_size": (16, 16)}
-    assert forward_macs(plain, **sizes) == forward_macs(stored, **sizes)
+    plain, stored = (
+        forward_macs(
+            model_options("ViT-Ti/2", **SIZES, **given), num_classes=3, image_size=(16, 16)
+        )
+        for given in ({}, {"patch_kernel_size": 4, "position_grid": 2})
+    )
+    assert plain == stored
 
 
 @pytest.mark.slow
 def test_every_stored_parameter_gets_a_gradient():
-    model = flexible(8, 16)
-    graphdef, state = nnx.split(model)
-
-    def total(params):
-        return jnp.sum(nnx.merge(graphdef, params)(random_images(size=16)) ** 2)
-
-    grads = named_leaves(jax.grad(total)(nnx.to_pure_dict(state)))
-    for name in ("patch_embedding/kernel", "position_embedding/table"):
-        assert np.abs(grads[name]).min() > 0, name
+    assert_every_parameter_gets_a_gradient(flexible(8, 16), images(16))
 
 
 def test_a_stored_grid_needs_a_table_for_every_position():

@@ -4,19 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models.test_flexible import SIZES, fill
-from random_models import random_images
+from models.test_flexible import SIZES
+from random_models import random_model
 
 from vit_jax.errors import ModelError
 from vit_jax.models.naflex import Patches, fit_grid, interpolated_positions
-from vit_jax.models.registry import create_model
 
 P = 4
 
 
 def model_of(**options):
     options = {**SIZES, "position_grid": 3, **options}
-    return fill(create_model(f"ViT-Ti/{P}", image_size=16, num_classes=3, **options))
+    return random_model(f"ViT-Ti/{P}", num_classes=3, **options)
 
 
 def as_patches(images, length):
@@ -30,6 +29,11 @@ def as_patches(images, length):
     return Patches(jnp.asarray(noise), jnp.asarray(grid))
 
 
+def images(height, width, batch=2):
+    rng = np.random.default_rng(1)
+    return rng.uniform(-1, 1, (batch, height, width, 3)).astype(np.float32)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -39,10 +43,10 @@ def as_patches(images, length):
     ],
 )
 def test_a_square_image_equals_the_plain_vit_and_padding_changes_nothing(options):
-    model, x = model_of(**options), random_images(2, 16)
-    want = model(x)
+    model = model_of(**options)
+    want = model(images(16, 16))
     run = jax.jit(lambda patches: model(patches))
-    fits, padded = (run(as_patches(x, length)) for length in (16, 23))
+    fits, padded = run(as_patches(images(16, 16), 16)), run(as_patches(images(16, 16), 23))
     np.testing.assert_allclose(fits, want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
     np.testing.assert_allclose(padded, fits, rtol=1e-5, atol=1e-6 * np.abs(want).max())
 
@@ -50,7 +54,7 @@ def test_a_square_image_equals_the_plain_vit_and_padding_changes_nothing(options
 @pytest.mark.parametrize("implementation", ["xla", "einsum"])
 def test_images_of_two_shapes_in_one_batch_are_as_by_themselves(implementation):
     model = model_of(pooling="gap", attention_implementation=implementation)
-    wide, tall = (as_patches(random_images(1, size), 14) for size in ((8, 24), (16, 4)))
+    wide, tall = as_patches(images(8, 24, 1), 14), as_patches(images(16, 4, 1), 14)
     both = Patches(*(jnp.concatenate(pair) for pair in zip(wide, tall, strict=True)))
     apart = [model(one)[0] for one in (wide, tall)]
     np.testing.assert_allclose(model(both), jnp.stack(apart), rtol=1e-5, atol=1e-5)
@@ -60,7 +64,7 @@ def test_images_of_two_shapes_in_one_batch_are_as_by_themselves(implementation):
 @pytest.mark.slow
 def test_padding_gets_no_gradient():
     model = model_of(pooling="map")
-    batch = as_patches(random_images(2, (8, 16)), 12)
+    batch = as_patches(images(8, 16), 12)
     grads = jax.grad(lambda x: jnp.sum(model(batch._replace(patches=x)) ** 2))(batch.patches)
     assert np.all(np.asarray(grads[:, 8:]) == 0)
     assert np.all(np.abs(np.asarray(grads[:, :8])).max(-1) > 0)
@@ -97,6 +101,5 @@ def test_the_grid_that_fits(size, length, want):
     ],
 )
 def test_models_without_sequences_of_patches_say_so(options, message):
-    model = model_of(**options)
     with pytest.raises(ModelError, match=message):
-        model(as_patches(random_images(2, (16, 16)), 16))
+        model_of(**options)(as_patches(images(16, 16), 16))

@@ -133,8 +133,10 @@ def test_padding_gets_no_gradient_and_changes_nothing():
     ],
 )
 def test_a_step_takes_as_many_images_as_fit_and_divide_the_batch(sizes, images, packed):
-    batch, tokens, *layer = sizes
-    split = pallas_attention._split(batch, tokens, tokens, *layer, has_bias=False)
+    batch, tokens, heads, head_dim, itemsize = sizes
+    split = pallas_attention._split(
+        batch, tokens, tokens, heads, head_dim, itemsize, has_bias=False
+    )
     assert (split.images, split.packed) == (images, packed)
 
 
@@ -149,8 +151,10 @@ def test_sequences_that_are_too_long_do_not_fit():
 
 
 def choose(requested="auto", **changes):
-    usual = {"tokens": 197, "head_dim": 64, "num_heads": 12, "dtype": jnp.dtype("bfloat16")}
-    return choose_attention(requested, **{**usual, "has_bias": False, "platform": "tpu", **changes})
+    shape = {"tokens": 197, "head_dim": 64, "num_heads": 12, "dtype": jnp.dtype("bfloat16")}
+    return choose_attention(
+        requested, **({**shape, "has_bias": False, "platform": "tpu"} | changes)
+    )
 
 
 def test_a_tpu_takes_the_kernel_where_it_fits_and_says_why_not_elsewhere():
@@ -178,5 +182,7 @@ def refuse(*args, **kwargs):
 
 def test_the_kernel_can_be_requested_on_a_cpu_but_not_on_a_gpu():
     assert choose("pallas", platform="cpu").implementation == "pallas"
-    with pytest.raises(ModelError, match="the Pallas kernel needs a TPU, this is a gpu"):
+    with pytest.raises(
+        ModelError, match="pallas, but the Pallas kernel needs a TPU, this is a gpu"
+    ):
         choose("pallas", platform="gpu")

@@ -9,7 +9,6 @@ from random_models import (
     assert_every_parameter_gets_a_gradient,
     params64,
     random_images,
-    random_model,
     randomize,
     run,
 )
@@ -17,6 +16,7 @@ from random_models import (
 from vit_jax.errors import ModelError
 from vit_jax.models.registry import model_options
 from vit_jax.models.resnet import (
+    GroupNorm,
     ResNet,
     ResNetShape,
     Trunk,
@@ -65,8 +65,9 @@ def assert_close(got, want):
 def test_logits_of_a_resnet_equal_the_formula_written_out_in_float64(shape, size):
     model, x = make("resnet", shape, size), random_images(size=size)
     params, sizes = params64(model), {"groups": 4, "small": shape.small}
-    want = [reference.resnet(one, params, **sizes) for one in np.float64(x)]
-    assert_close(run(model, x), np.array(want))
+    assert_close(
+        run(model, x), np.array([reference.resnet(one, params, **sizes) for one in np.float64(x)])
+    )
 
 
 def test_a_flattened_map_is_the_input_of_the_head():
@@ -87,8 +88,10 @@ def test_a_flattened_map_is_the_input_of_the_head():
         (1, SMALL, ODD),
         (2, SHAPE, ODD),
         slow(2, SMALL, EVEN),
+        slow(1, SHAPE, ODD),
         slow(1, SMALL, EVEN),
         slow(2, SHAPE, EVEN),
+        slow(2, SMALL, ODD),
     ],
 )
 def test_feature_maps_equal_the_formula_written_out_in_float64(version, shape, size):
@@ -113,17 +116,6 @@ def test_logits_of_a_hybrid_equal_the_formula_written_out_in_float64(shape):
     assert_close(run(model, x), np.array([reference.vit(one, params) for one in maps]))
 
 
-def test_the_root_without_stages_is_a_valid_stem():
-    model = random_model("R+ViT-Ti/16", image_size=64, depth=1)
-    x, params = random_images(size=64), params64(model)
-    root = {"version": 1, "groups": 32, "small": False}
-    features = [reference.trunk(image, params["stem"], **root) for image in np.float64(x)]
-    tokens = run(model.patch_embedding, jnp.asarray(np.array(features), jnp.float32))
-    _, found = run(model, x, return_intermediates=("embedded",))
-    table = model.position_embedding.table[...]
-    assert_close(found["embedded"][:, 1:], np.asarray(tokens + table[:, 1:]))
-
-
 def test_weight_standardisation_uses_the_epsilons_of_bit_and_hybrids():
     """A kernel of +-1e-5, whose deviation is 1e-5: version 1 gives 1/2, version 2 1/sqrt(2)."""
     kernel = jnp.asarray([1e-5, -1e-5]).reshape(1, 1, 2, 1)
@@ -131,6 +123,16 @@ def test_weight_standardisation_uses_the_epsilons_of_bit_and_hybrids():
     np.testing.assert_allclose(first, [0.5, -0.5], rtol=1e-5)
     second = style_v2(1, "float32").standardize(kernel).ravel()
     np.testing.assert_allclose(second, [0.5**0.5, -(0.5**0.5)], rtol=1e-5)
+
+
+def test_group_norm_of_bfloat16_is_computed_in_float32():
+    """A large offset with a small spread: in bfloat16 the mean alone would lose it."""
+    row = (256 + jnp.arange(8, dtype=jnp.float32) * 2).astype(jnp.bfloat16).reshape(1, 1, 1, 8)
+    want = (np.arange(8) - 3.5) / np.std(np.arange(8))
+    got = run(GroupNorm(8, style_v2(1, "float32")), row)
+    np.testing.assert_allclose(got.ravel(), want, rtol=1e-4)
+    half = nnx.eval_shape(GroupNorm(8, style_v2(1, jnp.bfloat16)), row)
+    assert half.dtype == jnp.bfloat16
 
 
 def test_a_new_version_1_unit_returns_its_input():
@@ -187,33 +189,6 @@ def test_every_parameter_gets_a_gradient(family, options):
     assert_every_parameter_gets_a_gradient(make(family, **options), random_images(size=8))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "size", "options"),
-    [
-        ("BiT-R-Mini", 8, {}),
-        ("R+ViT-Mini/4", 8, {}),
-        ("R26+ViT-S/32", 64, {"depth": 1}),
-    ],
-)
-def test_every_parameter_of_a_registered_model_gets_a_gradient(name, size, options):
-    model = random_model(name, image_size=size, **options)
-    assert_every_parameter_gets_a_gradient(model, random_images(size=size))
-
-
-@HYBRID_SLOW
-def test_bfloat16_keeps_float32_parameters_and_agrees_to_its_precision(family):
-    single, half, x = make(family), make(family, dtype="bfloat16"), random_images(size=8)
-    stored = {str(x.dtype) for x in jax.tree.leaves(nnx.to_pure_dict(nnx.state(half)))}
-    assert stored == {"float32"}
-    logits, found = run(half, x, return_intermediates=("encoded", "pre_logits"))
-    assert found["encoded"].dtype == jnp.bfloat16
-    assert logits.dtype == found["pre_logits"].dtype == jnp.float32
-    want = np.asarray(run(single, x))
-    error = np.abs(np.asarray(logits) - want).max() / np.abs(want).max()
-    assert 1e-5 < error < 0.05
-
-
 def test_intermediates_are_named_and_consistent():
     model, x = make("resnet", SMALL), random_images(size=8)
     names = ("root", "stage1", "stage2", "encoded", "pre_logits")
@@ -240,21 +215,8 @@ def test_intermediates_are_named_and_consistent():
         return nnx.eval_shape(lambda m, x: m(x, return_intermediates=names)[1], model, x)
 
     assert set(some("stage2", "root")) == {"stage2", "root"}
-    with pytest.raises(ModelError, match=r"intermediate 'stage4'.*stage2, encoded"):
-        some("stage4")
 
 
-def test_a_resnet_takes_float_images_of_any_size():
+def test_a_resnet_takes_images_of_any_size():
     model, x = make("resnet", image_size=(8, 8)), random_images(size=(20, 12))
     np.testing.assert_array_equal(run(model, x), run(make("resnet", image_size=(20, 12)), x))
-    with pytest.raises(ModelError, match=r"\(2, 20, 12\).*expected \(batch, height, width, 3\)"):
-        model(x[..., 0])
-    with pytest.raises(ModelError, match="type uint8"):
-        model(x.astype(np.uint8))
-
-
-def test_zero_classes_gives_features():
-    model = make("resnet", num_classes=0)
-    features, found = run(model, random_images(size=8), return_intermediates=("pre_logits",))
-    assert features.shape == (2, 32)
-    np.testing.assert_array_equal(features, found["pre_logits"])
