@@ -1,6 +1,6 @@
 """The description of a model family, and the interface that all models share.
 
-A family is one `Family` in one file of this package, listed in `registry.FAMILIES`. Other code
+A family is one `Family` in one file of this package, listed in `image_families.IMAGE_FAMILIES`. Other code
 (commands, sharding, optimizers, weight formats) reads these attributes instead of testing names.
 """
 
