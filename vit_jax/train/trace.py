@@ -1,7 +1,7 @@
 """Records a profiler trace of some steps, which xprof, TensorBoard and Perfetto open.
 
 A trace is recorded into a folder of this machine and then copied to the run folder, which may be a
-bucket. The files of all hosts lie in one folder, so that xprof shows them together:
+bucket:
 
     FOLDER/plugins/profile/NAME/process-0.xplane.pb             xprof and TensorBoard
     FOLDER/plugins/profile/NAME/process-0.perfetto.json.gz      Perfetto, ui.perfetto.dev
