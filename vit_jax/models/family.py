@@ -1,7 +1,7 @@
 """The description of a model family, and the interface that all models share.
 
 A family is one `Family` in one file of this package, listed in `image_families.IMAGE_FAMILIES`.
-Other code (commands, sharding, optimizers, formats) reads these attributes instead of testing names.
+Other code (commands, sharding, optimizers) reads these attributes instead of testing names.
 """
 
 import dataclasses
