@@ -54,7 +54,14 @@ create() {
   do_ gcloud compute tpus queued-resources create "$NAME" "${where[@]}" "--node-id=$NAME" \
     "--accelerator-type=$TYPE" "--runtime-version=$RUNTIME" ${SPOT:+"$SPOT"}
   [[ $dry_run ]] && return
-  until [[ $(state) == ACTIVE ]]; do sleep "$PAUSE_S"; done
+  local now
+  while now=$(state) && [[ $now != ACTIVE ]]; do
+    [[ $now != FAILED ]] || {
+      echo "the request for $NAME has failed: delete it, and try another ZONE, TYPE or SPOT=" >&2
+      return 1
+    }
+    sleep "$PAUSE_S"
+  done
 }
 setup() { # The images of TPU VMs have Python 3.10; uv brings a newer one.
   on_worker all "set -e

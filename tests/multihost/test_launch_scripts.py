@@ -100,6 +100,18 @@ def test_a_pod_run_goes_on_without_the_connection_and_keep_waits_for_its_end(tmp
     assert (home / "vit_jax/exit_code").read_text().strip() == str(code)
 
 
+def test_a_request_that_has_failed_is_not_waited_for(tmp_path):
+    (tmp_path / "gcloud").write_text(GCLOUD.replace("ACTIVE", "FAILED"))
+    (tmp_path / "gcloud").chmod(0o755)
+    settings = {"PROJECT": "p", "REPOSITORY": "r", "BUCKET": "gs://b", "PAUSE_S": "0.1"}
+    done = subprocess.run(
+        ["bash", str(LAUNCH / "tpu_pod.sh"), "create"], text=True, capture_output=True,
+        timeout=TIMEOUT_S, env={**os.environ, **settings, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "the request for vit-b16 has failed" in done.stderr
+
+
 def test_settings_that_nobody_has_edited_are_told():
     train = ["bash", str(LAUNCH / "tpu_pod.sh"), "train"]
     done = subprocess.run(train, text=True, capture_output=True)
