@@ -104,9 +104,10 @@ def test_a_request_that_has_failed_is_not_waited_for(tmp_path):
     (tmp_path / "gcloud").write_text(GCLOUD.replace("ACTIVE", "FAILED"))
     (tmp_path / "gcloud").chmod(0o755)
     settings = {"PROJECT": "p", "REPOSITORY": "r", "BUCKET": "gs://b", "PAUSE_S": "0.1"}
+    settings["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", str(LAUNCH / "tpu_pod.sh"), "create"], text=True, capture_output=True,
-        timeout=TIMEOUT_S, env={**os.environ, **settings, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        timeout=TIMEOUT_S, env={**os.environ, **settings},
     )  # fmt: skip
     assert done.returncode == 1
     assert "the request for vit-b16 has failed" in done.stderr
