@@ -146,7 +146,7 @@ def test_an_interrupted_prepare_exits_with_75_and_resumes(capsys, photos, tmp_pa
         (["lost"], "WHAT: 'lost'; expected one of info, check, "),
         (["info"], "NAME"),
         (["check", "x", "--threads=0"], "'0' is not a positive whole number"),
-        (["prepare", "x", "--val_fraction=1"], "'1' is not between 0 and 1"),
+        (["prepare", "x", "--val_fraction=1"], "'1' is not a fraction between 0 and 1"),
         (["info", "x", "--config.seed=1"], "--config.seed=1"),
         (["info", "nothing", "--data_dir={here}"], "no dataset 'nothing'"),
         (["check", "{here}/gone", "--source=folder"], "no folder {here}/gone"),

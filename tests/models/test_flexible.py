@@ -1,6 +1,7 @@
 """A ViT with a stored kernel and table: PI-resize by hand, and equality with plain ViTs."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -67,7 +68,7 @@ def test_the_model_equals_a_plain_vit_with_the_resized_kernel_and_table(patch_si
         "patch_embedding/kernel": kernel.astype(np.float32),
         "position_embedding/table": table,
     }
-    params = unflatten_dict({**stored, **resized}, sep="/")
+    params = jax.tree.map(jnp.asarray, unflatten_dict({**stored, **resized}, sep="/"))
     plain = nnx.merge(nnx.split(plain)[0], params)
     np.testing.assert_allclose(model(images(16)), plain(images(16)), rtol=1e-5, atol=1e-5)
 

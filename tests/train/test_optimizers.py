@@ -244,7 +244,7 @@ def test_matrices_of_muon_have_the_inputs_and_outputs_of_their_layer(model, name
 
 def test_muon_uses_adam_for_both_ends_of_the_model_and_embedding_tables():
     params, grads = vit_tree(0), vit_tree(1)
-    optimizer = build(params, name="muon", options={"adam_learning_rate": 0.3})
+    optimizer = build(params, name="muon", learning_rate=0.1, options={"adam_learning_rate": 0.3})
     got = two_steps(optimizer, params, grads)
     want = two_steps(optax.adam(0.3), params, grads)
     for name in ("head", "position_embedding", "patch_embedding"):
