@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
@@ -236,11 +235,6 @@ def to_transformers(tensors):
             new = name.replace("blocks", "encoder.layer")
             found[prefix + new.replace("attn.qkv", f"attention.attention.{part}")] = third
     return found
-
-
-def low_precision(tensors, dtype):
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-    return {name: array.astype(kind) for name, array in tensors.items()}
 
 
 def params(model):

@@ -8,6 +8,7 @@ from interop.files import (
     HEADS,
     WIDTH,
     by_kind,
+    renamed,
     tiny,
     to_timm,
     to_transformers,
@@ -99,10 +100,6 @@ def short_qkv(tensors):
     return tensors | {"blocks.1.attn.qkv.weight": tensors["blocks.1.attn.qkv.weight"][:-1]}
 
 
-def other_mlp(tensors):
-    return {n.replace("mlp.fc", "mlp.w"): a for n, a in tensors.items()}
-
-
 def without(part, tensors=None):
     return {n: a for n, a in (tensors or tiny()).items() if part not in n}
 
@@ -134,9 +131,10 @@ FILES = [
     (config_without('"hidden_size": 16, '), {}, ("has no usable 'hidden_size'",)),
     (config_without("{"), {}, ("config.json is damaged: ",)),
     (transformers(num_hidden_layers=10**9), {}, ("1,000,000,000 layers, and the file has 2",)),
-    (npz({n.replace("MlpBlock_3", "Moe_3"): a for n, a in tiny().items()}), {},
+    (npz(renamed(tiny(), ("MlpBlock_3", "Moe_3"))), {},
      ("encoder blocks with unknown parts",)),
-    (timm(other_mlp), TWO_HEADS, ("blocks with unknown parts", "mlp.fc1")),
+    (timm(lambda tensors: renamed(tensors, ("mlp.fc", "mlp.w"))), TWO_HEADS,
+     ("blocks with unknown parts", "mlp.fc1")),
     (timm(video), TWO_HEADS, ("do not make a complete model",)),
     (timm(short_qkv), TWO_HEADS, ("blocks.1.attn.qkv.weight in", "attention/qkv/kernel",
                                   "(47, 16) in the file")),

@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from golden.recipe import images, weight
@@ -18,7 +19,6 @@ from interop.files import (
     golden,
     intermediates,
     logits,
-    low_precision,
     params,
     renamed,
     scanned,
@@ -207,13 +207,13 @@ def test_biases_of_queries_and_values_only(tmp_path):
         np.testing.assert_array_equal(found[layer], want.reshape(3, HEADS, -1))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_low_precision_becomes_float32_exactly(dtype, tmp_path):
-    low = low_precision(tiny(), dtype)
+    low = {name: array.astype(dtype) for name, array in tiny().items()}
     exact = {name: array.astype(np.float32) for name, array in low.items()}
     found = load(write_npz(tmp_path / "low.npz", low))
     assert_same(found, load(write_npz(tmp_path / "exact.npz", exact)))
-    tensors = low_precision(to_timm(tiny()), dtype)
+    tensors = {name: array.astype(dtype) for name, array in to_timm(tiny()).items()}
     loaded = load(write_safetensors(tmp_path / "low.safetensors", tensors), num_heads=HEADS)
     exact = {name: array.astype(np.float32) for name, array in tensors.items()}
     assert not np.array_equal(exact["norm.weight"], to_timm(tiny())["norm.weight"])

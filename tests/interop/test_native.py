@@ -51,6 +51,11 @@ def copied(run, tmp_path):
     return tmp_path / "run"
 
 
+def change_config(run, **changes):
+    metadata = run / "checkpoints" / "20" / "config" / "metadata"
+    rewrite_item(metadata, json.loads(metadata.read_text()) | changes)
+
+
 def test_a_run_loads_the_moving_average_of_its_latest_step(run):
     workdir, saved = run
     loaded = load(workdir)
@@ -83,18 +88,13 @@ def test_the_best_step_is_loaded_if_early_stopping_chose_one(run, copied):
 
 
 def test_a_run_without_a_moving_average_is_loaded_from_its_parameters(run, copied):
-    step = copied / "checkpoints" / "20"
-    metadata = step / "config" / "metadata"
-    config = json.loads(metadata.read_text()) | {"ema_decay": None}
-    rewrite_item(metadata, config)
-    shutil.rmtree(step / "ema")
+    change_config(copied, ema_decay=None)
+    shutil.rmtree(copied / "checkpoints" / "20" / "ema")
     assert_same_params(params(load(copied).model), run[1][20, "params"])
 
 
 def test_the_head_of_a_masked_patches_run_is_left_out(copied):
-    metadata = copied / "checkpoints" / "20" / "config" / "metadata"
-    config = json.loads(metadata.read_text()) | {"task": "masked_patches"}
-    rewrite_item(metadata, config)
+    change_config(copied, task="masked_patches")
     loaded = load(copied)
     assert loaded.num_classes == 0
     assert loaded.report.names(Status.LEFT_OUT) == ["head/linear/bias", "head/linear/kernel"]

@@ -10,6 +10,7 @@ from interop.files import (
     HEADS,
     WIDTH,
     assert_close_to_golden,
+    assert_same_params,
     by_kind,
     logits,
     params,
@@ -140,18 +141,16 @@ def test_our_own_checkpoints_keep_their_grid_and_resizing_changes_only_the_table
     path, want = native(tmp_path / "model", (32, 64), num_registers=3)
     same = load(path)
     assert (same.image_size, same.model.grid) == ((32, 64), (4, 8))
-    assert params(same.model).keys() == want.keys()
-    for name, array in params(same.model).items():
-        np.testing.assert_array_equal(array, want[name], err_msg=name)
+    assert_same_params(params(same.model), want)
 
     other = load(path, image_size=(48, 32))
     assert other.report.names(Status.RESIZED) == [TABLE]
     found = params(other.model)
-    for name in want.keys() - {TABLE}:  # Registers and class token among them.
-        np.testing.assert_array_equal(found[name], want[name], err_msg=name)
-    table = apply([by_corners(4, 6), by_corners(8, 4)], want[TABLE], (4, 8))
-    np.testing.assert_allclose(found[TABLE], table, atol=1e-5)
-    np.testing.assert_array_equal(found[TABLE][0, 0], want[TABLE][0, 0])
+    old, new = want.pop(TABLE), found.pop(TABLE)
+    assert_same_params(found, want)  # Registers and class token among them.
+    table = apply([by_corners(4, 6), by_corners(8, 4)], old, (4, 8))
+    np.testing.assert_allclose(new, table, atol=1e-5)
+    np.testing.assert_array_equal(new[0, 0], old[0, 0])
 
 
 @pytest.mark.parametrize("kind", ["learned_1d", "learned_2d"])
@@ -201,8 +200,7 @@ def test_positions_that_are_computed_need_no_resampling(tmp_path, kind):
     path, want = native(tmp_path / "model", (16, 16), position_embedding=kind)
     loaded = load(path, image_size=(24, 40))
     assert {status for status, _, _ in loaded.report.entries} == {Status.TAKEN}
-    for name, array in params(loaded.model).items():
-        np.testing.assert_array_equal(array, want[name], err_msg=name)
+    assert_same_params(params(loaded.model), want)
     x = jax.ShapeDtypeStruct((1, 24, 40, 3), np.float32)
     assert nnx.eval_shape(loaded.model, x).shape == (1, 3)
 

@@ -1,5 +1,6 @@
 """Feature maps equal those of timm's `forward_intermediates`."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,6 +13,7 @@ from weight_files import random_loaded
 
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
+from vit_jax.models.registry import model_options
 
 _TIMM = """
 import json, sys, numpy as np
@@ -73,22 +75,9 @@ def test_features_of_a_vit_equal_those_of_timm(tmp_path, registers):
 
 @pytest.mark.interop
 def test_features_of_a_bit_resnet_equal_those_of_timm(tmp_path):
-    from vit_jax.interop.load import Loaded
-    from vit_jax.interop.report import LoadReport
-    from vit_jax.models.family import EvalView
-    from vit_jax.models.registry import model_options
-
-    options = model_options("BiT-R50x1")
     model = random_model("BiT-R50x1", num_classes=5, image_size=64)
-    loaded = Loaded(
-        options=options,
-        num_classes=5,
-        image_size=(64, 64),
-        class_names=None,
-        view=EvalView(),
-        report=LoadReport("", "", options.name, 0),
-        model=model,
-    )
+    about = {"options": model_options("BiT-R50x1"), "image_size": (64, 64), "class_names": None}
+    loaded = dataclasses.replace(random_loaded(), model=model, **about)
     save(loaded, tmp_path / "there.npz", "big_transfer")
     x = images(64)
     want = _timm_maps(tmp_path, "resnetv2_50x1_bit", [1, 2, 3, 4], x)

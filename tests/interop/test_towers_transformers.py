@@ -182,14 +182,13 @@ def test_an_option_or_an_activation_that_the_format_lacks_is_refused(tmp_path):
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize("end_token", [VOCABULARY - 1, 2, 40])
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu_pytorch_tanh", "gelu"])
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize(
+    ("kind", "end_token"), [("clip", VOCABULARY - 1), ("clip", 2), ("clip", 40), ("siglip", 2)]
+)
 def test_towers_and_logits_equal_those_of_transformers(kind, activation, end_token, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    if kind == "siglip" and end_token != 2:
-        pytest.skip("SigLIP has no end token")
     folder = write_folder(tmp_path / "theirs", kind, activation, end_token=end_token)
     images, tokens = inputs()
     tokens[:, -1] = np.where((tokens == end_token).any(1), tokens[:, -1], end_token)

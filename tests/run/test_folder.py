@@ -7,7 +7,7 @@ from small_config import small_mapping
 
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, RunFolderError
-from vit_jax.run.folder import RunFolder, environment, git_revision, read_config
+from vit_jax.run.folder import RunFolder, git_revision, read_config
 
 
 def config(**changes) -> Config:
@@ -43,11 +43,6 @@ def test_config_and_environment_are_written_in_a_new_folder(tmp_path):
     assert (env["device_count"], env["host_count"], env["platform"]) == (1, 1, "cpu")
     assert env["python"].startswith("3.")
     assert set(env["packages"]) >= {"jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy"}
-
-
-def test_the_environment_is_json_with_the_git_revision():
-    env = environment()
-    assert json.loads(json.dumps(env)) == env
     revision = git_revision()
     assert env["git_revision"] == revision
     assert revision is None or len(revision.removesuffix("-dirty")) == 40
