@@ -47,12 +47,12 @@ _PATCH_PX = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Analyses the runs and prints the tables."""
+    """Analyses the runs and prints the table."""
     parser = argparse.ArgumentParser(description="Is the inductive bias learned?")
     parser.add_argument("folder", type=Path, help="folder of the sweep data_size/sweep.py")
     parser.add_argument("--data_dir", type=Path, required=True, help="folder of cifar10")
     parser.add_argument("--output", type=Path, help="folder for measures.csv")
-    parser.add_argument("--into", type=Path, help="page with the two markers for the tables")
+    parser.add_argument("--into", type=Path, help="page with the two markers for the table")
     args = parser.parse_args(arguments)
     try:
         if args.into is not None:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = measure_all(args.folder, args.data_dir)
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
-    text = f"{means_table(rows)}\n\n{slopes_table(rows)}"
+    text = table(rows)
     print(text)
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)
@@ -101,14 +101,14 @@ def measure_all(folder: Path, data_dir: Path) -> pd.DataFrame:
         One row for each run and measure: family, seed, images (0: not trained), measure, value.
 
     Raises:
-        ConfigError: there are no such runs, or one cannot be analysed.
+        ConfigError: there are not enough such runs, or one cannot be analysed.
     """
     frame = run_frame(read_runs([folder]).runs)
     frame = frame[(frame["state"] == "finished") & (frame["stage"] == "final")]
     runs = [run for run in frame.index if run.labels.get("settings") == "chosen"]
-    if not runs:
+    if len({run.train_examples for run in runs}) < 2:
         raise ConfigError(
-            f"{folder} has no finished final runs with chosen settings",
+            f"{folder} has finished final runs with chosen settings of fewer than two sizes",
             "the --workdir of the sweep data_size/sweep.py",
             "check the path, or let more jobs finish",
         )
@@ -202,37 +202,22 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [round(float(p), 12) for p in corrected]
 
 
-def means_table(rows: pd.DataFrame) -> str:
-    """Returns the mean over seeds of each measure by number of images, as Markdown."""
+def table(rows: pd.DataFrame) -> str:
+    """Returns each measure by number of images, and its slope, as Markdown."""
     sizes = sorted({*rows["images"]})
-    lines = []
-    for (measure, family), group in _groups(rows):
-        means = group.groupby("images")["value"].agg(["mean", "min", "max"])
-        texts = {
-            size: f"{row['mean']:.3g} ({row['min']:.3g} to {row['max']:.3g})"
-            for size, row in means.iterrows()
-        }
-        cells = [texts.get(size, "–") for size in sizes]
-        lines.append([measure, family, *cells])
     header = ["measure", "model", *("untrained" if not size else f"{size:,}" for size in sizes)]
-    return markdown_table(header, lines)
-
-
-def slopes_table(rows: pd.DataFrame) -> str:
-    """Returns the slope of each measure against the logarithm of the images, as Markdown."""
-    found = [
-        (at, slope(list(group["images"]), list(group["value"])), len(group))
-        for at, group in _groups(rows[rows["images"] > 0])
-        if group["images"].nunique() > 1 and len(group) > 3
-    ]
+    header += ["for ten times the images", "p"]
+    groups = _groups(rows)
+    slopes = []
+    for _, group in groups:
+        trained = group[group["images"] > 0]
+        slopes.append(slope(list(trained["images"]), list(trained["value"])))
+    corrected = holm([p for *_, p in slopes])
     lines = []
-    corrected = holm([values[-1] for _, values, _ in found])
-    for ((measure, family), (value, low, high, _), runs), p in zip(found, corrected, strict=True):
-        verdict = ("rises" if value > 0 else "falls") if p < 0.05 else "no change shown"
-        cells = [f"{value:+.3g} [{low:+.3g}, {high:+.3g}]", f"{p:.2g}", verdict, str(runs)]
-        lines.append([measure, family, *cells])
-    header = ["measure", "model", "change for ten times the images [95 %]",
-              f"p (Holm, {len(found)} slopes)", "", "runs"]  # fmt: skip
+    for (at, group), (value, low, high, _), p in zip(groups, slopes, corrected, strict=True):
+        means = group.groupby("images")["value"].mean()
+        cells = [f"{means[size]:.2f}" if size in means else "–" for size in sizes]
+        lines.append([*at, *cells, f"{value:+.2f} [{low:+.2f}, {high:+.2f}]", f"{p:.1g}"])
     return markdown_table(header, lines)
 
 

@@ -43,8 +43,11 @@ def put_stand_ins(folder):
     """Writes the files that the examples open. The weights belong to a small ViT."""
     described = json.loads((ROOT / "tests/golden/vit_ti16_224.json").read_text())
     np.savez(folder / "B_16.npz", **golden.weights(described["shapes"]))
-    pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(folder / "photo.jpg")
+    random = np.random.default_rng(0)
+    for name, brightest in (("photo", 256), ("PHOTOS/cat/a", 256), ("PHOTOS/dog/b", 100)):
+        pixels = random.integers(0, brightest, (300, 400, 3)).astype(np.uint8)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{name}.jpg")
     write_word_level(folder)
     small = "experiments/transfer/checkpoints/ViT-Micro-4"
     shutil.copytree(ROOT / small, folder / small)

@@ -41,10 +41,12 @@ FROZEN_FEATURES = {
 def family(model: Any) -> str | None:
     """Returns the family of a model name; a hybrid is a family of its own here.
 
-    >>> [family(name) for name in ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16")]
-    ['ViT', 'hybrid', 'ResNet', 'Mixer']
+    >>> [family(name) for name in ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Bag-64/4")]
+    ['ViT', 'hybrid', 'ResNet', 'Bag']
     """
-    return (known_family(model) or "ViT") if isinstance(model, str) else None
+    if not isinstance(model, str):
+        return None
+    return known_family(model) or model.removeprefix(UNTRAINED).split("-")[0]
 
 
 def known_family(text: str) -> str | None:
