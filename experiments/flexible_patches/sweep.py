@@ -24,7 +24,13 @@ REPORT = {
             "title": "Accuracy on the test split by patch size in pixels",
         }
     ],
-    "plots": [],
+    "plots": [
+        {
+            "x": "size",
+            "y": "eval/test@p{size}/accuracy_top1",
+            "title": "Accuracy on the test split by patch size in pixels",
+        }
+    ],
     "curves": [],
 }
 
