@@ -54,12 +54,6 @@ def test_a_wrong_number_of_slices_is_an_error(devices, slices, message):
         slice_of_devices(devices, slices)
 
 
-def test_mesh_slices_is_positive_or_minus_one():
-    for wrong in (0, -2):
-        with pytest.raises(ConfigError, match=rf"'slices' is {wrong}"):
-            MeshConfig(slices=wrong)
-
-
 @pytest.mark.parametrize("devices", [gpu_nodes(2, 8), v5e_slices(4, 2)])
 @pytest.mark.parametrize(
     ("sizes", "shape"),

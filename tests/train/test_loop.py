@@ -5,10 +5,9 @@ import tempfile
 
 import jax
 import pytest
-from processes import UNMIXED
 from shared_programs import shared_program
+from task_runs import digits_config
 
-from vit_jax.config.file import load_config
 from vit_jax.errors import ConfigError, NonFiniteError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
@@ -20,15 +19,7 @@ from vit_jax.train.signals import Stopped, StopSignals
 
 @pytest.fixture(scope="module")
 def config(digits_dir):
-    overrides = [
-        f"data.data_dir={digits_dir}",
-        "train_steps=20",
-        "evaluation.interval_steps=10",
-        "checkpoint.interval_steps=5",
-        "logging.interval_steps=5",
-        "optimizer.schedule.warmup_steps=2",
-    ]
-    return load_config(UNMIXED, overrides)
+    return digits_config(digits_dir)
 
 
 def rows(workdir, prefix):
