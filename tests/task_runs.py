@@ -2,9 +2,10 @@
 
 import pytest
 from processes import UNMIXED
-from shared_programs import stop_after
+from shared_programs import shared_program, stop_after
 
 from vit_jax.config.file import load_config
+from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
@@ -34,6 +35,11 @@ def digits_config(digits_dir, *overrides):
         "optimizer.schedule.warmup_steps=2",
     ]  # fmt: skip
     return load_config(UNMIXED, [*usual, *overrides])
+
+
+def program_of(config):
+    """The program that a run on the digits has."""
+    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
 
 
 def steps_of(folder):

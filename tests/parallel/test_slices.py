@@ -1,6 +1,7 @@
 """Meshes over several TPU slices or GPU nodes, made of devices that are not there."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -110,8 +111,8 @@ def test_devices_cut_into_slices_have_the_mesh_of_one_slice():
 
 
 def test_the_host_of_a_node_loads_the_rows_of_its_node():
-    for host in (0, 1):
-        mesh = make_mesh(MeshConfig(fsdp=2), gpu_nodes(2, 4, here=host))
+    for host, axis in itertools.product((0, 1), ("fsdp", "tensor")):
+        mesh = make_mesh(MeshConfig(**{axis: 2}), gpu_nodes(2, 4, here=host))
         assert host_rows(mesh, 32) == range(16 * host, 16 * host + 16)
 
 

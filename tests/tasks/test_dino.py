@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping
+from numpy_reference import softmax
+from task_runs import assert_resumes, program_of, run_mapping
 from tasks.pretraining import fine_tune
 
 from vit_jax.config.run import Config
@@ -14,7 +14,7 @@ from vit_jax.data.sources.base import Example
 from vit_jax.interop.load import load
 from vit_jax.interop.native import open_native
 from vit_jax.named_tree import named_leaves
-from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.parallel.mesh import to_devices
 from vit_jax.tasks.dino.crops import crop_preprocessing, draw_blocks, draw_masked
 from vit_jax.tasks.dino.losses import (
     entropy,
@@ -67,11 +67,6 @@ def finished(config, tmp_path_factory):
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def softmax(x):
-    x = np.exp(x - x.max(-1, keepdims=True))
-    return x / x.sum(-1, keepdims=True)
 
 
 def test_sinkhorn_is_that_of_its_authors():
@@ -234,7 +229,7 @@ def test_the_teacher_is_what_other_runs_start_from(config, finished, tmp_path):
 def test_ibot_trains_the_mask_token(config, centring):
     changes = {"ibot_weight": 1.0, "centring": centring, "distort": True}
     found = Config.from_mapping(mapping(changes))
-    program = shared_program(found, make_mesh(found.mesh), num_classes=10, num_examples=1437)
+    program = program_of(found)
     assert program.task.splits_exactly == (centring == "mean")
     state = program.init()
     first = jax.device_get(state.params)

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 from processes import one_line
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping, steps_of
+from task_runs import assert_resumes, program_of, run_mapping, steps_of
 
 from vit_jax.__main__ import main
 from vit_jax.config.run import Config
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
 from vit_jax.named_tree import named_leaves
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.estimate import find_sizes
 from vit_jax.tasks.image_text.totals import PairTotals
 from vit_jax.train.init_from import start_from_weights
@@ -58,10 +56,6 @@ def config(digits_dir, vocabulary):
     zeroshot = {"digits": {"name": "digits", "split": "test[:20%]", "prompts": ("the number {}",)}}
     found = Config.from_mapping(mapping(vocabulary, image_text={"zeroshot": zeroshot}))
     return found.replace(data=found.data.replace(data_dir=str(digits_dir)))
-
-
-def program_of(config):
-    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
 
 
 def test_recalls_by_hand():

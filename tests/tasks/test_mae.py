@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from random_models import randomize
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping, steps_of
+from task_runs import assert_resumes, program_of, run_mapping, steps_of
 from tasks.pretraining import evaluate_padded, fine_tune, tiles_of
 
 from experiments.masked_patches import pictures
@@ -15,7 +14,6 @@ from vit_jax.config.run import Config
 from vit_jax.interop.load import load
 from vit_jax.interop.native import open_native
 from vit_jax.models.position import sincos_2d_mae
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.mae.model import num_visible
 from vit_jax.tasks.mae.task import (
@@ -48,7 +46,7 @@ def config(digits_dir):
 
 @pytest.fixture(scope="module")
 def program(config):
-    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    return program_of(config)
 
 
 @pytest.fixture(scope="module")

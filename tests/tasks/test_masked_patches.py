@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from random_models import randomize
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping, steps_of
+from task_runs import assert_resumes, program_of, run_mapping, steps_of
 from tasks.pretraining import evaluate_padded, fine_tune, tiles_of
 
 from experiments.masked_patches import pictures
 from vit_jax.config.run import Config
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
-from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.parallel.mesh import to_devices
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch, predict
 from vit_jax.train.loop import train
@@ -39,7 +38,7 @@ def config(digits_dir):
 @pytest.fixture(scope="module")
 def program(config):
     """The program of the finished run."""
-    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    return program_of(config)
 
 
 @pytest.fixture(scope="module")
