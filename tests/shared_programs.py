@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from vit_jax.train import inputs
@@ -33,8 +34,8 @@ def shared_program(config, mesh, **facts):
 
 @pytest.fixture(scope="module", autouse=True)
 def _share_programs():
-    """Makes every run of these tests share programs."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Makes runs share programs; optax.adam may raise a float to an int power in them."""
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         patch.setattr(inputs, "build_program", shared_program)
         yield
 

@@ -1,8 +1,11 @@
 """Short runs on the digits: their config, and the check that a stopped run resumes bit for bit."""
 
 import pytest
-from shared_programs import stop_after
+from processes import UNMIXED
+from shared_programs import shared_program, stop_after
 
+from vit_jax.config.file import load_config
+from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
@@ -22,6 +25,21 @@ def run_mapping(train_steps, *, size=16, **changes):
         "logging": {"interval_steps": 1, "tensorboard": False, "curves": False},
     }  # fmt: skip
     return usual | changes
+
+
+def digits_config(digits_dir, *overrides):
+    """A run of 20 steps on the digits that is evaluated every ten steps and saved every five."""
+    usual = [
+        f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.interval_steps=10",
+        "checkpoint.interval_steps=5", "logging.interval_steps=5",
+        "optimizer.schedule.warmup_steps=2",
+    ]  # fmt: skip
+    return load_config(UNMIXED, [*usual, *overrides])
+
+
+def program_of(config):
+    """The program that a run on the digits has."""
+    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
 
 
 def steps_of(folder):

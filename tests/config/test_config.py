@@ -72,6 +72,7 @@ def test_the_smallest_config_has_four_required_parts():
         ("mesh__fsdp", -1, "mesh data=-1, fsdp=-1, tensor=1"),
         ("mesh__tensor", -2, "'mesh.tensor' is -2"),
         ("mesh__slices", 0, "'mesh.slices' is 0"),
+        ("mesh__slices", -2, "'mesh.slices' is -2"),
         ("mesh__rules", [["head/(", []]], "'mesh.rules' has 'head/(', which is not a regular"),
         ("mesh__rules", [["a", ["fsdp", None, "fsdp"]]], "'mesh.rules' has the rule ('fsdp', N"),
         ("mesh__rules", [["a", ["rows"]]], "'mesh.rules' is"),
@@ -329,15 +330,6 @@ def test_parse_arg_takes_words_in_any_order_and_first_values_as_defaults():
         parse_arg("B/61", model=("B/16", "L/16"), size=(224,))
     assert caught.value.got == "config argument 'B/61'"
     assert caught.value.expected == "words from model: B/16, L/16; size: 224"
-
-
-def test_a_run_may_resume_with_another_mesh_scan_and_remat():
-    mesh = {"fsdp": 2, "tensor": 2, "preset": "fsdp_tensor", "rules": [["head/.*", ["data"]]]}
-    changes = {"scan": False, "remat": "full", "attention_implementation": "xla"}
-    one = Config.from_mapping(mapping())
-    model = {"name": "ViT-Ti/16", **changes}
-    other = Config.from_mapping(mapping(model=model, mesh=mesh | {"slices": 2}))
-    assert differences(one, other) == []
 
 
 def test_rules_of_a_mesh_are_read_from_the_command_line():

@@ -4,7 +4,6 @@ import io
 import tarfile
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from vit_jax.data.sources import Example
 from vit_jax.data.sources.folder import FolderSource
@@ -73,27 +72,6 @@ def upload(folder, url):
         if path.is_file():
             copy_file(path, user_path(url) / path.relative_to(folder))
     return url
-
-
-def write_tfds(folder, dataset, features, examples):
-    """Writes the split "train" of a dataset as TFDS stores it; features are name -> feature."""
-
-    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version("1.0.0")
-        name = dataset
-
-        def _info(self):
-            held = tfds.features.FeaturesDict(features)
-            return tfds.core.DatasetInfo(builder=self, features=held)
-
-        def _split_generators(self, dl_manager):
-            return {"train": self._generate_examples()}
-
-        def _generate_examples(self):
-            yield from enumerate(examples)
-
-    tfds.disable_progress_bar()
-    Builder(data_dir=str(folder), file_format="array_record").download_and_prepare()
 
 
 def assert_same_batches(one, other):

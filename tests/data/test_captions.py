@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from data.files import write_tar, write_tfds
+from data.files import write_tar
 from images import encode, noise
+from tfds_stand_ins import write_tfds
 from vocabularies import WORDS, write_word_level
 
 from vit_jax.__main__ import main
@@ -180,7 +181,7 @@ def test_a_tfds_text_feature_is_read(tmp_path, vocabulary):
         }
         for colour in COLOURS
     ]
-    write_tfds(tmp_path, "pictures", features, examples)
+    write_tfds(tmp_path, "pictures", features, {"train": examples})
     captions = CaptionsConfig(tokenizer=vocabulary, feature="captions/text")
     config = data(tmp_path, vocabulary).replace(source="tfds", captions=captions)
     source = open_training_data(config).source

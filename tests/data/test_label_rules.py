@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from data.files import write_tfds
 from images import encode
+from tfds_stand_ins import write_tfds
 
 from vit_jax.config.run import Config
 from vit_jax.data.decode import decode
@@ -82,7 +82,7 @@ def scenes(tmp_path_factory):
         }
         for i in range(8)
     ]
-    write_tfds(folder, "scenes", features, examples)
+    write_tfds(folder, "scenes", features, {"train": examples})
     return folder
 
 

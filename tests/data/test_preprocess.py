@@ -72,17 +72,10 @@ def _save_with(folder, format, **changes):
 
 
 def test_it_follows_what_the_weights_expect(tmp_path):
-    clip = {"mean": (0.48, 0.46, 0.41), "std": (0.27, 0.26, 0.28)}
-    timm = {"crop_pct": 1.0, "interpolation": "bicubic", **clip}
-    model = _save_with(tmp_path / "timm", "timm", **timm)
+    model = _save_with(tmp_path / "timm", "timm", crop_pct=1.0, interpolation="bicubic")
     preprocess = vit_jax.preprocess_of(model)
     assert (preprocess.size, preprocess.crop) == ((32, 32), "central")
     assert (preprocess.central_fraction, preprocess.interpolation) == (1.0, "bicubic")
-    # The patch embedding expects [-1, 1] after loading, whatever the file expected.
-    original = random_loaded().model
-    x = Preprocess((32, 32), "resize")(_PIXELS)
-    theirs = ((x + 1) / 2 - np.float32(clip["mean"])) / np.float32(clip["std"])
-    np.testing.assert_allclose(model(x), original(theirs.astype(np.float32)), atol=2e-3)
     crop = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}}
     hf = _save_with(tmp_path / "hf", "transformers", do_center_crop=True, resample=3, **crop)
     assert hf.view == EvalView("central", 0.875, interpolation="bicubic")

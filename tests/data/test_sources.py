@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from data.files import write_tfds
 from image_files import encoded, number_of, write_folder
 from PIL import Image
 from sklearn.datasets import load_digits
+from tfds_stand_ins import write_tfds
 
 from vit_jax.config.data import DataConfig, SubsetConfig
 from vit_jax.data.sources import (
@@ -185,7 +185,7 @@ def test_the_only_class_feature_is_used_whatever_its_name(tmp_path):
         "kind": tfds.features.ClassLabel(names=["a", "b"]),
     }
     examples = [{"photo": io.BytesIO(encoded(i)), "kind": 1 - i} for i in range(2)]
-    write_tfds(tmp_path, "named", features, examples)
+    write_tfds(tmp_path, "named", features, {"train": examples})
     source = TfdsSource("named", "train", str(tmp_path))
     assert sorted((number_of(e.image), e.label) for e in source.read([0, 1])) == [(0, 1), (1, 0)]
     assert source.labels().tolist() == [source[0].label, source[1].label]

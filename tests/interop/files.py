@@ -284,16 +284,20 @@ def assert_close_to_golden(found, name):
 
 
 def run_reference(package, script, *arguments):
-    """Runs code of torch and a package in a process of its own, because timm needs a stand-in."""
+    """Runs code of torch and a package in a process of its own, because timm needs a stand-in.
+
+    Returns what it prints.
+    """
     for name in ("torch", package):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"needs {name}: pip install -e .[interop]")
-    root = str(Path(__file__).resolve().parents[2])
+    root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
         cwd=root,
         capture_output=True,
         text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": root},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{root}:{root / 'tests'}"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout

@@ -7,6 +7,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from interop.files import assert_same, tiny, write_npz
+from short_runs import content
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop import locate
@@ -47,11 +48,6 @@ def fetched(monkeypatch):
     return names
 
 
-def files(folder):
-    found = (p for p in folder.rglob("*") if p.is_file())
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
-
-
 def test_a_local_path_is_not_changed(tmp_path, monkeypatch):
     assert weights_path(tmp_path) == tmp_path
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -68,7 +64,7 @@ def test_a_file_is_fetched_once_and_again_when_its_size_changes(cache, remote, f
     assert path.read_bytes() == b"weights"
     assert weights_path("hf://bucket/a/w.npz") == path
     assert fetched == ["/bucket/a/w.npz"]
-    assert files(cache) == {"hf/bucket/a/w.npz": b"weights"}
+    assert content(cache) == {"hf/bucket/a/w.npz": b"weights"}
     remote.pipe_file("/bucket/a/w.npz", b"more weights")
     assert weights_path("hf://bucket/a/w.npz").read_bytes() == b"more weights"
     assert len(fetched) == 2
@@ -104,9 +100,9 @@ def test_only_what_loading_needs_is_fetched(cache, remote, fetched, names, asked
         path = weights_path(f"hf://models/vit/{asked}")
         assert path == cache / "hf" / "models" / "vit" / asked
     assert len(fetched) == len(wanted.split())
-    found = files(cache / "hf" / "models" / "vit")
+    found = content(cache / "hf" / "models" / "vit")
     assert found == {name: name.encode() for name in wanted.split()}
-    assert len(files(cache)) == len(found)
+    assert len(content(cache)) == len(found)
 
 
 @pytest.mark.parametrize("error", [OSError("connection reset"), KeyboardInterrupt()])
@@ -126,7 +122,7 @@ def test_an_interrupted_fetch_leaves_nothing_and_the_next_one_works(
             weights_path("hf://w.npz")
     if isinstance(error, OSError):
         assert "hf://w.npz cannot be fetched: connection reset" in str(caught.value)
-    assert files(cache) == {}
+    assert content(cache) == {}
     assert weights_path("hf://w.npz").read_bytes() == b"weights"
 
 
@@ -152,7 +148,7 @@ def test_addresses_without_weights_are_errors(cache, remote, bucket):
         weights_path(f"{bucket.url}/w.npz")
     with pytest.raises(WeightsError, match=r"hf://bucket/w.npz cannot be fetched: .*w\.npz"):
         weights_path("hf://bucket/w.npz")
-    assert files(cache) == {}
+    assert content(cache) == {}
 
 
 def test_weights_in_a_bucket_are_fetched_once_and_again_when_they_change(
@@ -176,11 +172,11 @@ def test_files_that_are_gone_in_a_bucket_are_not_read_from_the_cache(cache, buck
     for name in ("model-1-of-2.safetensors", "model-2-of-2.safetensors", "config.json"):
         (root / name).write_text("{}")
     path = local_weights(root)
-    assert len(files(path)) == 3
+    assert len(content(path)) == 3
     for number in (1, 2):
         (root / f"model-{number}-of-2.safetensors").unlink()
     (root / "model.safetensors").write_text("{}")
-    assert files(local_weights(root)).keys() == {"model.safetensors", "config.json"}
+    assert content(local_weights(root)).keys() == {"model.safetensors", "config.json"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from vit_jax.errors import WeightsError
 from vit_jax.interop.formats import all_formats
 from vit_jax.interop.load import load
 from vit_jax.interop.save import new_path, save
-from vit_jax.models.family import EvalView
 from vit_jax.storage.paths import user_path
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
@@ -189,19 +188,6 @@ def test_the_reference_library_loads_it_and_gives_equal_logits(tmp_path, format,
         got = np.asarray(ours.model(IMAGES))
     assert np.abs(want).max() > 0.1
     np.testing.assert_allclose(got, want, atol=1e-4 * max(1, np.abs(want).max()), rtol=0)
-
-
-@pytest.mark.parametrize("format", ["orbax", "timm", "transformers", "vision_transformer"])
-@pytest.mark.parametrize(
-    "view", [EvalView("central", 0.9, False), EvalView("central", 0.9), EvalView("resize")]
-)
-def test_names_size_and_crop_survive_the_round_trip(tmp_path, view, format):
-    names = tuple(f"Katze {i} \u00e4" for i in range(5))
-    ours = dataclasses.replace(random_loaded(), view=view, class_names=names)
-    there = tmp_path / ("there.npz" if format == "vision_transformer" else "there")
-    save(ours, there, format)
-    back = load(there)
-    assert (back.view, back.class_names, back.image_size) == (view, names, (32, 32))
 
 
 def test_an_npz_file_keeps_the_image_size_that_no_tensor_tells(tmp_path):

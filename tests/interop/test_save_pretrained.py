@@ -11,18 +11,20 @@ from vit_jax.errors import WeightsError
 from vit_jax.models.family import EvalView
 
 FORMATS = ("orbax", "timm", "transformers", "vision_transformer")
+VIEWS = (EvalView("central", 0.9, False), EvalView("central", 0.9), EvalView("resize"))
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_weights_names_and_preprocessing_are_read_as_they_were_saved(format, tmp_path):
+@pytest.mark.parametrize("view", VIEWS)
+def test_weights_names_and_preprocessing_are_read_as_they_were_saved(view, format, tmp_path):
     path = tmp_path / ("tuned.npz" if format == "vision_transformer" else "tuned")
     model = vit_jax.create_model("ViT-Ti/8", num_classes=3, image_size=16, **TINY)
     head = model.head.linear.kernel
     head[...] = jax.random.normal(jax.random.key(0), head.shape)
-    model.class_names, model.view = ("cat", "dog", "owl"), EvalView("central", 0.9, False)
+    model.class_names, model.view = ("Kätzchen", "dog", "owl"), view
     vit_jax.save_pretrained(model, path, format=format)
     again = vit_jax.load_pretrained(path)
-    assert (again.image_size, again.class_names) == ((16, 16), ("cat", "dog", "owl"))
+    assert (again.image_size, again.class_names) == ((16, 16), model.class_names)
     assert vit_jax.preprocess_of(again) == vit_jax.preprocess_of(model)
     assert again.config == model.config
     np.testing.assert_array_equal(again.head.linear.kernel[...], head[...])

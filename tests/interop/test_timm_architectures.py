@@ -1,33 +1,20 @@
 """Every ViT of timm is loaded with equal logits, or refused by name: one block, random weights."""
 
-import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from interop.files import run_reference
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
-ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid",
            "vision_transformer_relpos")  # fmt: skip
 
 
 def test_no_architecture_is_silently_wrong(tmp_path):
-    for package in ("torch", "timm"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}: pip install -e .[interop]")
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=14_400,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = run_reference("timm", Path(__file__).read_text(), tmp_path)
+    found = [json.loads(line) for line in printed.splitlines()]
     wrong = [row for row in found if isinstance(row["found"], float) and row["found"] > 2e-4]
     assert not wrong
     assert sum(isinstance(row["found"], float) for row in found) >= EQUAL

@@ -1,17 +1,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from fake_devices import mesh_of
 from jax.sharding import PartitionSpec as P
 from random_models import random_model
 
-from vit_jax.config.mesh import MeshConfig
 from vit_jax.models.activation_sharding import constrain, with_mesh
-from vit_jax.parallel.mesh import make_mesh
-
-
-def mesh_of(devices: int, **sizes: int) -> jax.sharding.Mesh:
-    """A mesh that lists one real device several times, which is enough for tracing."""
-    return make_mesh(MeshConfig(**sizes), jax.devices()[:1] * devices)
 
 
 def spec_of(mesh: jax.sharding.Mesh, shape: tuple[int, ...], *dimensions) -> P | None:

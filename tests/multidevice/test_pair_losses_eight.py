@@ -56,13 +56,15 @@ def test_training_is_the_same_on_one_and_eight_devices_and_in_microbatches(found
 
 def main() -> None:
     import jax
+    import jax.numpy as jnp
+    from tasks.test_image_text_losses import embeddings, plain
 
     from vit_jax.config.mesh import MeshConfig
     from vit_jax.parallel.mesh import make_mesh
 
     meshes = {name: make_mesh(MeshConfig(**sizes)) for name, sizes in MESHES.items()}
     found: dict[str, Any] = {"plain": {}, "losses": {}}
-    arguments = embeddings()
+    arguments = (*embeddings(PAIRS, WIDTH), jnp.float32(5), jnp.float32(-3))
     for kind in KINDS:
         found["plain"][kind] = values(jax.jit(gradient(plain, kind))(*arguments))
     for name, mesh in meshes.items():
@@ -77,27 +79,6 @@ def main() -> None:
         for kind in KINDS
     }
     print(json.dumps(found))
-
-
-def embeddings() -> tuple[Any, ...]:
-    import numpy as np
-
-    draws = np.random.default_rng(0).normal(size=(2, PAIRS, WIDTH))
-    images, texts = (draws / np.linalg.norm(draws, axis=-1, keepdims=True)).astype(np.float32)
-    return images, texts, np.float32(5), np.float32(-3)
-
-
-def plain(kind: str, images: Any, texts: Any, temperature: Any, bias: Any) -> Any:
-    """The formulas of the papers with the whole matrix."""
-    import jax
-    import jax.numpy as jnp
-
-    logits = temperature * images @ texts.T + bias
-    if kind == "sigmoid":
-        signs = 2 * jnp.eye(len(images)) - 1
-        return -jax.nn.log_sigmoid(signs * logits).sum() / len(images)
-    rows = [jax.nn.log_softmax(logits, axis) for axis in (0, 1)]
-    return -sum(jnp.diagonal(row).mean() for row in rows) / 2
 
 
 def ours(kind: str, *arguments: Any) -> Any:

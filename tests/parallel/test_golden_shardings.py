@@ -21,9 +21,14 @@ from vit_jax.parallel.sharding import PRESETS, parameter_shardings, sharding_rul
 GOLDEN = Path(__file__).resolve().with_name("golden_shardings.json")
 FAMILIES = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16", "CLIP-ViT-B/16")
 AXES = {"data": 2, "fsdp": 4}
+# Options of a ViT that have parameters with rules of their own.
+OPTIONS = {
+    "pooling": "map", "position_embedding": "relative", "mlp": "swiglu", "qk_norm": True,
+    "layer_scale": 0.1, "num_registers": 2, "representation_size": 64,
+}  # fmt: skip
 
 
-def shardings_of(name: str) -> dict[str, dict[str, tuple[tuple[int, ...], Any]]]:
+def shardings_of(name: str, **own: Any) -> dict[str, dict[str, tuple[tuple[int, ...], Any]]]:
     """Preset -> parameter -> its shape and sharding, over data=2, fsdp=4 and, where cut, tensor=2.
 
     The mesh lists one real device sixteen times: good for shapes.
@@ -32,7 +37,7 @@ def shardings_of(name: str) -> dict[str, dict[str, tuple[tuple[int, ...], Any]]]
     classes = family_of(name).default_classes
 
     def init():
-        options = model_options(name)
+        options = model_options(name, **own)
         model = build_model(options, num_classes=classes, image_size=224, key=jax.random.key(0))
         return nnx.to_pure_dict(nnx.state(model))
 
@@ -72,6 +77,7 @@ def described(found: dict[str, Any]) -> dict[str, Any]:
             name: {preset: values_per_device(parameters) for preset, parameters in presets.items()}
             for name, presets in found.items()
         },
+        "every_option": cut(shardings_of("ViT-B/16", **OPTIONS)["fsdp_tensor"]),
     }
 
 
@@ -95,6 +101,7 @@ def test_the_golden_file_has_exactly_the_registered_models(golden):
 def test_models_have_their_golden_shardings(found, golden):
     have = described(found)
     assert have["specs"] == golden["specs"]
+    assert have["every_option"] == golden["every_option"]
     assert have["values_per_device"] == {name: golden["values_per_device"][name] for name in found}
 
 

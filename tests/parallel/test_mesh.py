@@ -1,5 +1,3 @@
-import types
-
 import numpy as np
 import pytest
 from fake_devices import mesh_of
@@ -7,7 +5,6 @@ from jax.sharding import PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
-from vit_jax.parallel import mesh as mesh_module
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size, host_rows, make_mesh, to_devices
 
 
@@ -73,25 +70,6 @@ def test_a_batch_that_does_not_divide_is_an_error_with_sizes_that_do(sizes, batc
 
 def test_one_host_holds_all_rows():
     assert host_rows(make_mesh(MeshConfig()), 24) == range(24)
-
-
-@pytest.mark.parametrize(
-    ("slices", "expected"),
-    [
-        # One device each; two that hold the same rows (tensor=2); unordered.
-        ([(8, 12), (12, 16)], range(8, 16)),
-        ([(8, 12), (8, 12), (12, 16), (12, 16)], range(8, 16)),
-        ([(12, 16), (8, 12)], range(8, 16)),
-        ([(None, None)], range(32)),
-        # Several blocks: on a TPU slice, other hosts' devices lie between those of a host.
-        ([(8, 10), (0, 2)], (0, 1, 8, 9)),
-    ],
-)
-def test_a_host_loads_the_rows_of_its_devices(monkeypatch, slices, expected):
-    index_map = {i: (slice(*pair),) for i, pair in enumerate(slices)}
-    sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: index_map)
-    monkeypatch.setattr(mesh_module, "batch_sharding", lambda mesh: sharding)
-    assert host_rows(make_mesh(MeshConfig()), 32) == expected
 
 
 def test_a_batch_is_not_changed_by_sharding():

@@ -29,8 +29,6 @@ def facts(**code):
     ("other", "message"),
     [
         (facts(jax="0.11.0"), "another code (jax: '0.11.0' there, '0.10.2' on process 0)"),
-        (facts() | {"config": {"seed": 1, "optimizer.learning_rate": 0.1}},
-         "another config (seed: 1 there, 0 on process 0)"),
         (facts() | {"config": {"seed": 0}},
          "another config (optimizer.learning_rate: None there, 0.1 on process 0)"),
     ],

@@ -59,64 +59,13 @@ def test_a_parameter_that_no_pattern_covers_is_named():
     assert caught.value.fix == "add a last pattern '.*'"
 
 
-# Golden: axes of every parameter that is cut; the leading one of a block is its layer.
-_CUT = {
-    "encoder/blocks/attention/qkv/kernel": P(None, "fsdp", None, "tensor", None),
-    "encoder/blocks/attention/qkv/bias": P(None, None, "tensor", None),
-    "encoder/blocks/attention/out/kernel": P(None, "tensor", None, "fsdp"),
-    "encoder/blocks/mlp/expand/kernel": P(None, "fsdp", "tensor"),
-    "encoder/blocks/mlp/expand/bias": P(None, "tensor"),
-    "encoder/blocks/mlp/contract/kernel": P(None, "tensor", "fsdp"),
-    "head/linear/kernel": P("fsdp", "tensor"),
-    "patch_embedding/kernel": P(None, None, None, "fsdp"),
-}
-_CUT_BY_OPTION = {
-    "encoder/blocks/attention/relative/table": P(None, None, "tensor", None),
-    "encoder/blocks/mlp/gate/kernel": P(None, "fsdp", "tensor"),
-    "encoder/blocks/mlp/gate/bias": P(None, "tensor"),
-    "encoder/blocks/mlp/value/kernel": P(None, "fsdp", "tensor"),
-    "encoder/blocks/mlp/value/bias": P(None, "tensor"),
-    "attention_pooling/query/kernel": P("fsdp", "tensor", None),
-    "attention_pooling/key/kernel": P("fsdp", "tensor", None),
-    "attention_pooling/value/kernel": P("fsdp", "tensor", None),
-    "attention_pooling/query/bias": P("tensor", None),
-    "attention_pooling/key/bias": P("tensor", None),
-    "attention_pooling/value/bias": P("tensor", None),
-    "attention_pooling/out/kernel": P("tensor", None, "fsdp"),
-    "attention_pooling/mlp/expand/kernel": P("fsdp", "tensor"),
-    "attention_pooling/mlp/expand/bias": P("tensor"),
-    "attention_pooling/mlp/contract/kernel": P("tensor", "fsdp"),
-    "head/pre_logits/kernel": P("fsdp", "tensor"),
-}
-
-
-def cut(specs: dict[str, P]) -> dict[str, P]:
-    return {name: spec for name, spec in specs.items() if any(spec)}
-
-
-def test_a_plain_vit_is_sharded_by_its_rules():
-    assert cut(specs_of(shapes_of(), mesh_of(8, fsdp=2, tensor=2))) == _CUT
-
-
-def test_a_vit_with_every_option_is_sharded_by_its_rules():
-    options = {
-        "pooling": "map", "position_embedding": "relative", "mlp": "swiglu", "qk_norm": True,
-        "layer_scale": 0.1, "num_registers": 2, "representation_size": 64,
-    }  # fmt: skip
-    found = cut(specs_of(shapes_of(**options), mesh_of(8, fsdp=2, tensor=2)))
-    plain = {n: s for n, s in _CUT.items() if "mlp/expand" not in n}
-    assert found == plain | _CUT_BY_OPTION
-
-
 def test_position_tables_of_every_block_are_sharded_by_feature():
-    mesh = mesh_of(8, fsdp=2, tensor=2)
-    every_layer = {"position_placement": "every_layer"}
-    name = "encoder/blocks/position_embedding"
-    found = cut(specs_of(shapes_of(**every_layer), mesh))
-    assert found == _CUT | {f"{name}/table": P(None, None, None, "fsdp")}
-    found = cut(specs_of(shapes_of(position_embedding="learned_2d", **every_layer), mesh))
-    halves = {f"{name}/{half}": P(None, None, "fsdp") for half in ("by_row", "by_column")}
-    assert found == _CUT | halves
+    for kind, halves in (("learned_1d", ("table",)), ("learned_2d", ("by_row", "by_column"))):
+        options = {"position_placement": "every_layer", "position_embedding": kind}
+        specs = specs_of(shapes_of(**options), mesh_of(8, fsdp=2, tensor=2))
+        for half in halves:
+            spec = specs[f"encoder/blocks/position_embedding/{half}"]
+            assert spec == P(*[None] * (len(spec) - 1), "fsdp")
 
 
 def test_an_axis_that_does_not_divide_its_dimension_is_left_out():

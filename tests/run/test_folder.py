@@ -118,12 +118,12 @@ def test_a_run_that_has_saved_nothing_is_replaced_by_one_of_another_config(begun
     "change",
     [
         {"mesh__data": 1},
-        {"mesh__fsdp": 4},
+        {"mesh__fsdp": 4, "mesh__rules": [["head/.*", ["data"]]], "mesh__slices": 2},
         {"logging__interval_steps": 3, "logging__tensorboard": False},
         {"data__data_dir": "/elsewhere"},
         {"data__num_threads": 0},
         {"checkpoint__interval_steps": 5, "checkpoint__keep_last": 2},
-        {"model__scan": False, "model__remat": "full"},
+        {"model__scan": False, "model__remat": "full", "model__attention_implementation": "xla"},
         {"accumulation_steps": 2},  # "auto" before.
         {},
     ],

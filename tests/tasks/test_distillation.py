@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy_reference import softmax
 from processes import ROOT
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping
+from task_runs import assert_resumes, program_of, run_mapping
 from weight_files import parameters, random_weights
 
 from vit_jax.config.file import load_config
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # 
 STUDENT = jnp.array([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0]])
 TEACHER = jnp.array([[3.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
 TINY = {"name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
+OWN_SIZE = {"teacher_image_size": 16, "alpha": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +51,16 @@ def config_of(teacher, **changes):
     return Config.from_mapping(content | changes)
 
 
+def augment(**options):
+    return {"data": {**run_mapping(6, size=8)["data"], "augment": options}}
+
+
 def with_data(config, folder):
     return config.replace(data=config.data.replace(data_dir=str(folder)))
 
 
-def program_of(config):
-    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
-
-
 def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
-
-
-def softmax(logits):
-    return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -145,14 +142,9 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     assert 0 <= want["eval/test/teacher_agreement"] <= 1
 
 
-def own_size(teacher, **changes):
-    return config_of(teacher, distillation={"teacher_image_size": 16, "alpha": 1.0}, **changes)
-
-
 def test_the_teacher_sees_the_students_crop_of_the_original_at_its_own_size(teacher):
-    data = config_of(teacher).data.to_mapping()
-    data |= {"augment": {"crop": "inception", "min_area": 0.2, "flip": False}}
-    config = own_size(teacher, data=data)
+    changes = augment(crop="inception", min_area=0.2, flip=False)
+    config = config_of(teacher, distillation=OWN_SIZE, **changes)
     preprocessing = program_of(config).task.train_preprocessing
     pixels = np.random.default_rng(1).integers(256, size=(40, 60, 3), dtype=np.uint8)
     example = Example(encode_plain(pixels), 3, "0")
@@ -166,7 +158,8 @@ def test_the_teacher_sees_the_students_crop_of_the_original_at_its_own_size(teac
 
 
 def test_images_of_student_and_teacher_are_flipped_and_mixed_alike(teacher):
-    program = program_of(own_size(teacher, mixing={"mixup_alpha": 0.5}))
+    mixed = config_of(teacher, distillation=OWN_SIZE, mixing={"mixup_alpha": 0.5})
+    program = program_of(mixed)
     halves = np.random.default_rng(0).integers(256, size=(16, 1, 2, 3), dtype=np.uint8)
     batch = program.example_batch() | {
         "image": jnp.asarray(halves.repeat(8, axis=1).repeat(4, axis=2)),
@@ -185,21 +178,6 @@ def test_images_of_student_and_teacher_are_flipped_and_mixed_alike(teacher):
     np.testing.assert_allclose(found, loss(params, without, key, *frozen)[0], rtol=1e-6)
     other, _ = loss(params, ready | {"teacher_image": -resized}, key, *frozen)
     assert abs(found - other) > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"mixing": {"cutmix_alpha": 1.0}}, "mixing.cutmix_alpha"),
-        ({"data": {"augment": {"crop": "pad"}}}, "data.augment.crop"),
-        ({"data": {"augment": {"erasing_probability": 0.2}}}, "data.augment.erasing_probability"),
-    ],
-)
-def test_augmentations_that_depend_on_the_image_size_are_refused_with_it(teacher, changes, key):
-    if "data" in changes:
-        changes = {"data": config_of(teacher).data.to_mapping() | changes["data"]}
-    with pytest.raises(ConfigError, match=key):
-        own_size(teacher, **changes)
 
 
 @pytest.mark.slow
@@ -294,15 +272,19 @@ def test_a_teacher_that_is_not_there_is_reported_under_its_key(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("section", "changes", "message"),
     [
-        ({"targets": "hard", "temperature": 2.0}, "'distillation.temperature' is 2 with hard"),
-        ({"alpha": 1.5}, "'distillation.alpha' is 1.5"),
+        ({"targets": "hard", "temperature": 2.0}, {}, "'distillation.temperature' is 2 with hard"),
+        ({"alpha": 1.5}, {}, "'distillation.alpha' is 1.5"),
+        # Augmentations that depend on the image size.
+        (OWN_SIZE, {"mixing": {"cutmix_alpha": 1.0}}, "mixing.cutmix_alpha"),
+        (OWN_SIZE, augment(crop="pad"), "data.augment.crop"),
+        (OWN_SIZE, augment(erasing_probability=0.2), "data.augment.erasing_probability"),
     ],
 )
-def test_impossible_distillation_sections_are_config_errors(changes, message):
+def test_impossible_distillation_sections_are_config_errors(section, changes, message):
     with pytest.raises(ConfigError, match=message):
-        config_of("teacher", distillation=changes)
+        config_of("teacher", distillation=section, **changes)
 
 
 @pytest.mark.slow

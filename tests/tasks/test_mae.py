@@ -6,23 +6,19 @@ import numpy as np
 import pytest
 from flax import nnx
 from random_models import randomize
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping, steps_of
+from task_runs import assert_resumes, program_of, run_mapping, steps_of
 from tasks.pretraining import evaluate_padded, fine_tune, tiles_of
 
 from experiments.masked_patches import pictures
 from vit_jax.config.run import Config
-from vit_jax.errors import ConfigError, ModelError
 from vit_jax.interop.load import load
 from vit_jax.interop.native import open_native
 from vit_jax.models.position import sincos_2d_mae
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.mae.model import num_visible
 from vit_jax.tasks.mae.task import (
     build_autoencoder,
     from_target,
-    hidden_losses,
     hidden_patches,
     masked_batch,
     pixel_targets,
@@ -50,7 +46,7 @@ def config(digits_dir):
 
 @pytest.fixture(scope="module")
 def program(config):
-    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    return program_of(config)
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +91,6 @@ def test_each_patch_is_in_the_order_exactly_once(program):
     assert (first != later).any()
 
 
-def test_targets_are_the_pixels_of_each_patch_normalised():
-    found = np.asarray(pixel_targets(images(), 4, normalize=True))
-    raw = np.asarray(pixel_targets(images(), 4, normalize=False))
-    patch = np.asarray(images())[1, 4:8, 12:16].reshape(-1)  # Row 1, column 3 of the grid.
-    np.testing.assert_array_equal(raw[1, 7], patch)
-    want = (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6)
-    np.testing.assert_allclose(found[1, 7], want, rtol=1e-5, atol=1e-6)
-
-
 def test_targets_of_gray_by_hand():
     """A gray pixel has three values after ImageNet's normalisation, with a pattern of colours."""
     batch = masked_batch(jnp.zeros((1, 1, 1, 3)), jax.random.split(jax.random.key(0), 1), 1)
@@ -126,14 +113,6 @@ def test_the_loss_is_that_of_the_target_images(program, model, reconstruct):
     want = np.mean([errors[i, np.asarray(batch["order"])[i, 4:]].mean() for i in range(4)])
     assert float(loss(batch)) == pytest.approx(want, rel=1e-5)
     assert float(loss(batch | {"target_image": batch["image"]})) != pytest.approx(want, rel=1e-3)
-
-
-def test_only_hidden_patches_count_in_the_loss():
-    target = jnp.array([[[0.0, 2.0], [1.0, 1.0], [4.0, 0.0]]])
-    pixels = jnp.array([[[9.0, 9.0], [1.0, 3.0], [3.0, 2.0]]])
-    hidden = hidden_patches(order([0, 2, 1]), 1)
-    # Patch 1: (0 + 4) / 2, patch 2: (1 + 4) / 2; patch 0 is visible.
-    assert float(hidden_losses(pixels, target, hidden)[0]) == pytest.approx((2.0 + 2.5) / 2)
 
 
 def test_hidden_pixels_do_not_reach_the_prediction(reconstruct):
@@ -235,34 +214,3 @@ def test_pictures_keep_the_visible_patches(finished):
     assert hidden.sum() == 3 * 12
     changed = (tiles["reconstructed"] != tiles["input"]).any(-1)
     np.testing.assert_array_equal(changed, hidden)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mixing": {"mixup_alpha": 0.2}}, "'mixing.mixup_alpha' is 0.2 with task mae"),
-        ({"evaluation": {"by_class": True}}, "'evaluation.by_class' is True"),
-        ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map' with task mae"),
-        ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
-        ({"model": {**MODEL, "position_embedding": "relative"}}, "is 'relative' with task mae"),
-        (
-            {"model": {**MODEL, "position_placement": "shared"}},
-            "'model.position_placement'",
-        ),
-        ({"mae": {"mask_ratio": 1.0}}, "'mae.mask_ratio' is 1"),
-        ({"mae": {"mask_ratio": 0.0}}, "'mae.mask_ratio' is 0"),
-        ({"mae": {"decoder_width": 20}}, "'mae.decoder_width' is 20 with 16 heads"),
-        # Known only with the model, before the first step.
-        ({"mae": {**SECTION, "mask_ratio": 0.95}}, "leaves none visible of 16 patches"),
-        ({"data": {"name": "none", "image_size": 4, "global_batch_size": 8}}, "visible of 1 patch"),
-        ({"model": {"name": "R+ViT-Nano/4"}}, "expected a ViT without a ResNet stem"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(changes, message):
-    def build():
-        found = Config.from_mapping(mapping(**changes))
-        shared_program(found, make_mesh(found.mesh), num_classes=10, num_examples=100)
-
-    with pytest.raises((ConfigError, ModelError)) as caught:
-        build()
-    assert message in str(caught.value)

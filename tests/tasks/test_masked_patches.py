@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from random_models import randomize
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping, steps_of
+from task_runs import assert_resumes, program_of, run_mapping, steps_of
 from tasks.pretraining import evaluate_padded, fine_tune, tiles_of
 
 from experiments.masked_patches import pictures
 from vit_jax.config.run import Config
-from vit_jax.errors import ConfigError, WeightsError
+from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
-from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.parallel.mesh import to_devices
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch, predict
 from vit_jax.train.loop import train
@@ -39,7 +38,7 @@ def config(digits_dir):
 @pytest.fixture(scope="module")
 def program(config):
     """The program of the finished run."""
-    return shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    return program_of(config)
 
 
 @pytest.fixture(scope="module")
@@ -182,32 +181,3 @@ def test_pictures_show_the_corruption_and_the_colours(finished, tmp_path):
     np.testing.assert_array_equal(tiles["true colours"][painted][:, :3], means[painted])
     pictures.draw_rows(rows, tmp_path / "made.png")
     assert (tmp_path / "made.png").stat().st_size > 5_000
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mixing": {"mixup_alpha": 0.2}}, "'mixing.mixup_alpha' is 0.2 with task masked_patches"),
-        ({"loss": {"label_smoothing": 0.1}}, "'loss.label_smoothing' is 0.1"),
-        ({"loss": {"class_weights": "sqrt"}}, "'loss.class_weights' is 'sqrt'"),
-        ({"loss": {"name": "sigmoid_cross_entropy"}}, "'loss.name' is 'sigmoid_cross_entropy'"),
-        ({"evaluation": {"by_class": True}}, "'evaluation.by_class' is True"),
-        ({"model": {**MODEL, "pooling": "map"}}, "'model.pooling' is 'map'"),
-        ({"model": {**MODEL, "representation_size": 8}}, "'model.representation_size' is 8"),
-        ({"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet"),
-        (
-            {"model": {**MODEL, "num_registers": 1, "register_head": True}},
-            "register_head' is True",
-        ),
-        ({"masked_patches": {"mask": 0.95}}, "'masked_patches.mask' is 0.95 and 'random' 0.1"),
-        ({"masked_patches": {"corrupt": 0}}, "'masked_patches.corrupt' is 0"),
-        (
-            {"task": "classification", "masked_patches": {"bits": 2}},
-            "'masked_patches.bits' is 2",
-        ),
-    ],
-)
-def test_options_of_other_tasks_are_refused(changes, message):
-    with pytest.raises(ConfigError) as caught:
-        Config.from_mapping(mapping(**changes))
-    assert message in str(caught.value)

@@ -1,9 +1,8 @@
 import jax.numpy as jnp
 import pytest
 import shared_programs
-from processes import UNMIXED
+from task_runs import digits_config
 
-from vit_jax.config.file import load_config
 from vit_jax.errors import DivergenceError
 from vit_jax.tasks.classification import task as classification
 from vit_jax.train.loop import train
@@ -24,11 +23,7 @@ def test_a_diverged_run_names_the_step_and_its_last_checkpoint(digits_dir, tmp_p
 
     monkeypatch.setattr(shared_programs, "_programs", {})  # Other tests do not get this one.
     monkeypatch.setattr(classification, "make_prepare", poisoned)
-    overrides = [
-        f"data.data_dir={digits_dir}", "train_steps=20", "evaluation.splits={}",
-        "checkpoint.interval_steps=5", "optimizer.schedule.warmup_steps=2",
-    ]  # fmt: skip
     with pytest.raises(DivergenceError) as caught:
-        train(load_config(UNMIXED, overrides), tmp_path, StopSignals())
+        train(digits_config(digits_dir, "evaluation.splits={}"), tmp_path, StopSignals())
     assert caught.value.got == "train/loss is nan at step 8"
     assert caught.value.fix.endswith("the last good checkpoint is step 5")

@@ -2,13 +2,12 @@ import contextlib
 
 import numpy as np
 import pytest
-from processes import UNMIXED
 from shared_programs import shared_program
 from short_runs import saved_steps
+from task_runs import digits_config
 
 import vit_jax
 from vit_jax.config.early_stopping import EarlyStoppingConfig
-from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.splits import SplitEvaluator
@@ -59,19 +58,16 @@ def test_restored_state_continues_and_counts_an_evaluation_once():
 
 def tiny(digits_dir, *more) -> Config:
     overrides = [
-        f"data.data_dir={digits_dir}",
         *SPLITS,
         "evaluation.final_splits={'test': 'test'}",
         "train_steps=30",
         "evaluation.interval_steps=5",
         "checkpoint.interval_steps=100",
         "checkpoint.keep_last=1",
-        "logging.interval_steps=5",
-        "optimizer.schedule.warmup_steps=2",
         f"early_stopping.metric={METRIC}",
         "early_stopping.patience_evaluations=3",
     ]
-    return load_config(UNMIXED, [*overrides, *more])
+    return digits_config(digits_dir, *overrides, *more)
 
 
 @contextlib.contextmanager

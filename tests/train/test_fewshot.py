@@ -2,12 +2,10 @@
 
 import json
 
-import jax
 import pytest
-from processes import UNMIXED
+from task_runs import digits_config
 
 from vit_jax.__main__ import main
-from vit_jax.config.file import load_config
 from vit_jax.errors import ConfigError, DataError
 from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.run.metrics import read_metrics
@@ -26,18 +24,6 @@ NAMES = {f"fewshot/numbers/{k}_shot/{name}" for k in (1, 5) for name in FIGURES}
 NAMES |= {"knn/numbers/accuracy_top1", "knn/numbers/neighbours"}
 
 
-def make_config(digits_dir, *overrides):
-    common = [
-        f"data.data_dir={digits_dir}",
-        "train_steps=20",
-        "evaluation.interval_steps=10",
-        "checkpoint.interval_steps=5",
-        "logging.interval_steps=5",
-        "optimizer.schedule.warmup_steps=2",
-    ]
-    return load_config(UNMIXED, [*common, *overrides])
-
-
 def found(workdir):
     rows = read_metrics(workdir / "metrics.jsonl")
     return [{"step": row["step"], **figures(row)} for row in rows if figures(row)]
@@ -51,8 +37,7 @@ def figures(result):
 def reference(tmp_path_factory, digits_dir):
     """The folder of an uninterrupted run, and its result."""
     workdir = tmp_path_factory.mktemp("reference")
-    with jax.numpy_dtype_promotion("standard"):  # For optax.adam.
-        return workdir, train(make_config(digits_dir, *FEWSHOT), workdir, StopSignals())
+    return workdir, train(digits_config(digits_dir, *FEWSHOT), workdir, StopSignals())
 
 
 @pytest.mark.slow
@@ -88,7 +73,7 @@ def test_after_a_stop_during_an_evaluation_only_that_evaluation_is_repeated(
         stop.requested = len(calls) == call
         return original(self, params, stopping)
 
-    config = make_config(digits_dir, *FEWSHOT)
+    config = digits_config(digits_dir, *FEWSHOT)
     with monkeypatch.context() as patch:
         patch.setattr(FrozenEvaluator, "__call__", evaluate)
         with pytest.raises(Stopped, match=f"step {step}"):
@@ -105,10 +90,10 @@ def test_after_a_stop_during_an_evaluation_only_that_evaluation_is_repeated(
 
 
 def test_too_few_examples_are_an_error_before_the_first_step(digits_dir, tmp_path):
-    config = make_config(digits_dir, *FEWSHOT, "fewshot.shots=(1,500)")
+    config = digits_config(digits_dir, *FEWSHOT, "fewshot.shots=(1,500)")
     with pytest.raises(DataError, match=r"of digits/1.0.0 train\[:300\] has \d\d examples"):
         train(config, tmp_path, StopSignals())
-    config = make_config(digits_dir, *FEWSHOT, "fewshot.datasets.numbers.name=nothing")
+    config = digits_config(digits_dir, *FEWSHOT, "fewshot.datasets.numbers.name=nothing")
     with pytest.raises(DataError, match="few-shot dataset 'numbers': no dataset 'nothing'"):
         train(config, tmp_path, StopSignals())
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -128,4 +113,4 @@ def test_too_few_examples_are_an_error_before_the_first_step(digits_dir, tmp_pat
 )
 def test_impossible_fewshot_sections_are_config_errors(digits_dir, overrides, words):
     with pytest.raises(ConfigError, match=words):
-        make_config(digits_dir, *FEWSHOT, *overrides)
+        digits_config(digits_dir, *FEWSHOT, *overrides)

@@ -3,12 +3,10 @@
 import collections
 
 import pytest
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping
+from task_runs import assert_resumes, program_of, run_mapping
 
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.rng import draw_index
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
@@ -28,10 +26,6 @@ def config(digits_dir=None, *, model=None, flexible=None, **changes):
     )
     content["data"]["data_dir"] = digits_dir and str(digits_dir)
     return Config.from_mapping(content | changes)
-
-
-def program_of(made):
-    return shared_program(made, make_mesh(made.mesh), num_classes=10, num_examples=1437)
 
 
 def test_a_draw_depends_on_seed_and_batch_only():

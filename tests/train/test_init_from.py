@@ -12,7 +12,7 @@ from flax import nnx
 from interop.files import tiny, write_npz
 from shared_programs import shared_program, stop_after
 from task_runs import steps_of
-from weight_files import random_loaded, random_weights
+from weight_files import parameters, random_loaded, random_weights
 
 from vit_jax.config.file import load_config
 from vit_jax.config.init import InitConfig
@@ -201,11 +201,6 @@ def test_model_auto_and_the_init_section_need_weights():
         InitConfig(allow_missing=("(",))
 
 
-def arrays(workdir, step):
-    found = load(workdir / "checkpoints" / str(step))
-    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(found.model)))
-
-
 def run_mapping(source, digits_dir):
     content = mapping(source, ema_decay=0.5, train_steps=6)
     content["data"] |= {"data_dir": str(digits_dir), "num_threads": 0}
@@ -239,7 +234,7 @@ def test_a_run_resumes_bit_for_bit_without_its_weights_file(tmp_path, npz, digit
     losses = [{r["step"]: r["train/loss"] for r in steps_of(f)} for f in (reference, stopped)]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 6
-    got, want = (arrays(folder, 6) for folder in (tmp_path / "stopped", reference))
+    got, want = (parameters(load(folder / "checkpoints" / "6")) for folder in (stopped, reference))
     jax.tree.map(np.testing.assert_array_equal, got, want)
     assert json.loads((tmp_path / "stopped" / "init.json").read_text()) == written
 

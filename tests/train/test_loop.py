@@ -5,13 +5,10 @@ import tempfile
 
 import jax
 import pytest
-from processes import UNMIXED
-from shared_programs import shared_program
+from task_runs import digits_config, program_of
 
-from vit_jax.config.file import load_config
 from vit_jax.errors import ConfigError, NonFiniteError
 from vit_jax.evaluation.splits import SplitEvaluator
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train import trace
 from vit_jax.train.loop import train
@@ -20,15 +17,7 @@ from vit_jax.train.signals import Stopped, StopSignals
 
 @pytest.fixture(scope="module")
 def config(digits_dir):
-    overrides = [
-        f"data.data_dir={digits_dir}",
-        "train_steps=20",
-        "evaluation.interval_steps=10",
-        "checkpoint.interval_steps=5",
-        "logging.interval_steps=5",
-        "optimizer.schedule.warmup_steps=2",
-    ]
-    return load_config(UNMIXED, overrides)
+    return digits_config(digits_dir)
 
 
 def rows(workdir, prefix):
@@ -109,7 +98,7 @@ def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeate
     assert result["step"] == 20
     batch_size = config.data.global_batch_size
     assert (result["train_examples"], result["examples_seen"]) == (1437, 20 * batch_size)
-    program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    program = program_of(config)
     flops = 20 * batch_size * program.flops_per_image
     assert result["train_exaflops"] * 1e18 == pytest.approx(flops)
     assert [row["step"] for row in rows(tmp_path, "eval/")] == [10, 20]
@@ -184,7 +173,7 @@ def test_a_trace_ends_with_the_run(config, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_is_built_once_for_several_runs(config, finished, tmp_path):
-    program = shared_program(config, make_mesh(config.mesh), num_classes=10, num_examples=1437)
+    program = program_of(config)
     compiled = program.compiled
     for name in ("one", "two"):
         result = train(config, tmp_path / name, StopSignals(), program)

@@ -6,14 +6,12 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from shared_programs import shared_program
-from task_runs import assert_resumes, run_mapping
+from task_runs import assert_resumes, program_of, run_mapping
 
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import cut_to, padded_to
 from vit_jax.data.sources.base import Example
 from vit_jax.errors import ConfigError
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -32,10 +30,6 @@ def config(digits_dir=None, *, model=None, flexible=None, data=None, **changes):
     content["data"] |= {"sequence_length": 16, "data_dir": digits_dir and str(digits_dir)}
     content["data"] |= {"augment": {"crop": "resize", "flip": False}, **(data or {})}
     return Config.from_mapping(content | changes)
-
-
-def program_of(made):
-    return shared_program(made, make_mesh(made.mesh), num_classes=10, num_examples=1437)
 
 
 def test_a_wide_image_becomes_patches_that_keep_its_shape():
@@ -88,8 +82,7 @@ def test_the_shapes_of_a_batch_are_those_of_its_length():
     assert shapes == {"n4": (16, 4, 12), "n16": (16, 16, 12)}
     costs = [p.task.flops_per_image for p in program.variants.values()]
     assert 3 < costs[1] / costs[0] < 4.5
-    with jax.numpy_dtype_promotion("standard"):
-        state, _ = jax.eval_shape(program.step_fn, program.abstract, program.batch_shapes())
+    state, _ = jax.eval_shape(program.step_fn, program.abstract, program.batch_shapes())
     assert jax.tree.structure(state) == jax.tree.structure(program.abstract)
 
 
