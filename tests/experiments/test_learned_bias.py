@@ -1,4 +1,6 @@
-"""experiments/learned_bias: what the measures are, and their slopes."""
+"""experiments/learned_bias: what the measures are, their slopes and the tables of the page."""
+
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -6,6 +8,7 @@ import pytest
 
 from experiments.learned_bias import measure
 
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "learned_bias"
 EQUIVARIANCE = pd.DataFrame(
     [
         ("stage 1", 1, 0.9, 0.05),
@@ -61,17 +64,7 @@ def test_the_interval_of_a_slope_holds_the_truth_and_zero_if_there_is_none():
     assert low < 0 < high
 
 
-def test_tables_have_a_row_for_each_model_and_measure():
-    rows = pd.DataFrame(
-        [
-            {"family": "ViT", "seed": seed, "images": size, "measure": name, "value": v}
-            for name, values in {"distance": (0, -1, -2), "patch shift": (1, 1, 1)}.items()
-            for size, v in zip((0, 480, 4_800), values, strict=True)
-            for seed in range(3)
-        ]
-    )
-    first, second = measure.means_table(rows).splitlines()[2:]
-    assert first.startswith("| patch shift | ViT | 1 (1 to 1)")
-    assert second == "| distance | ViT | 0 (0 to 0) | -1 (-1 to -1) | -2 (-2 to -2) |"
-    (_, slope) = measure.slopes_table(rows).splitlines()[2:]
-    assert slope == "| distance | ViT | -1 [-1, -1] | 0 | falls | 6 |"
+def test_the_tables_of_the_page_are_those_of_the_file():
+    rows = pd.read_csv(FOLDER / "results" / "measures.csv")
+    page = (FOLDER / "README.md").read_text()
+    assert f"{measure.means_table(rows)}\n\n{measure.slopes_table(rows)}" in page
