@@ -87,9 +87,8 @@ def test_a_wrong_config_is_a_one_line_error(capsys, train, extra, part):
 
 
 def test_evaluating_a_folder_without_a_run_is_a_one_line_error(capsys, tmp_path):
-    assert user_error(capsys, ["eval", f"--workdir={tmp_path}"]).startswith(
-        f"error: no run in {tmp_path}; "
-    )
+    line = user_error(capsys, ["eval", f"--workdir={tmp_path}"])
+    assert line.startswith(f"error: no run in {tmp_path}; ")
 
 
 def test_debug_shows_the_traceback_before_the_line(capsys, tmp_path):

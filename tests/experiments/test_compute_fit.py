@@ -1,5 +1,6 @@
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from experiments.compute import fit
 from experiments.compute.fit import ScalingLaw, fit_law, main
 from vit_jax.errors import ConfigError
 
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "compute"
 LAW = ScalingLaw(0.5, 40.0, 0.4, 90.0, 0.5)
 SIZES, EXAMPLES = (
     values.ravel()

@@ -91,9 +91,8 @@ def test_the_means_of_the_charts_equal_those_of_tables_csv(report, data):
     found = {}
     for trace in panel["traces"]:
         if trace["kind"] == "means":
-            found |= {
-                panel["rows"][round(x)]: y for x, y in zip(trace["x"], trace["y"], strict=True)
-            }
+            names = [panel["rows"][round(x)] for x in trace["x"]]
+            found |= dict(zip(names, trace["y"], strict=True))
         else:  # The runs behind their means.
             figures = [100 * data["runs"][i]["figures"][score] for i in trace["runs"]]
             assert figures == pytest.approx(trace["y"])

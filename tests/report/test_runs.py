@@ -1,4 +1,3 @@
-import json
 import os
 import platform
 import random
@@ -61,9 +60,7 @@ def test_the_state_follows_from_the_attempt_that_the_sweep_recorded(tmp_path, co
     write(tmp_path, config=config(), env={"device_kind": "cpu"}, job={"name": "a"})
     if content is None:  # A result counts, whatever the attempt says.
         write(tmp_path, result=result(0.5, 400))
-    (tmp_path / ".sweep").mkdir()
-    attempt = content or {"exit_code": 2, "ended": 1.0}
-    (tmp_path / ".sweep" / "attempt.json").write_text(json.dumps(attempt))
+    write(tmp_path / ".sweep", attempt=content or {"exit_code": 2, "ended": 1.0})
     assert run_frame(read_runs([tmp_path]).runs)["state"].item() == state
 
 
