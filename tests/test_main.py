@@ -78,6 +78,7 @@ def test_a_missing_argument_is_named(capsys):
         ("--config.data.train_split=tran", "split 'tran' of digits/1.0.0: "),
         ("--config.model.name=VitB16", "unknown model 'VitB16'; expected ViT-"),
         ("--config.data.image_size=9", "image size 9x9 with patch size 4; expected "),
+        ("--config.accumulation_steps=5", "a divisor of data.global_batch_size = 32"),
         ("--config.mesh.fsdp=64", "mesh data=-1, fsdp=64, tensor=1 on "),
         ("--config.init_from=/nowhere/at/all", "/nowhere/at/all does not exist"),
     ],
