@@ -93,16 +93,6 @@ def test_the_proposed_mesh_and_split_train(capsys, tmp_path, digits_dir):
     assert main([*call, *right]) == 0
 
 
-@pytest.mark.slow
-def test_a_run_with_another_config_goes_on_in_another_workdir(
-    capsys, finished, tmp_path, digits_dir
-):
-    call = ["train", f"--config={UNMIXED}", f"--config.data.data_dir={digits_dir}", *SHORT,
-            "--config.train_steps=1", "--config.model.width=16"]  # fmt: skip
-    assert "choose another --workdir" in user_error(capsys, [*call, f"--workdir={finished}"])
-    assert main([*call, f"--workdir={tmp_path / 'other'}"]) == 0
-
-
 @pytest.mark.parametrize("name", ["transformers", "timm"])
 def test_a_format_that_cannot_hold_a_model_names_one_that_can(capsys, tmp_path, name):
     model = ["untrained:ViT-Pico/4", "--model.pooling=flatten"]
@@ -143,14 +133,3 @@ def test_what_is_to_be_installed_is_a_package_that_pip_finds():
         assert "vit_jax[" not in text, path
         named = re.findall(r"pip install ['\"]?([\w-]+(?:\[\w+\])?)", text)
         assert set(named) <= known, path
-
-
-def test_predict_reads_the_file_that_the_error_asks_for(capsys, finished, tmp_path):
-    from PIL import Image
-
-    missing = tmp_path / "digit.png"
-    assert "give another file" in user_error(
-        capsys, ["predict", str(missing), f"--model={finished}"]
-    )
-    Image.new("RGB", (8, 8)).save(missing)
-    assert main(["predict", str(missing), f"--model={finished}"]) == 0

@@ -20,17 +20,6 @@ def distance_of(matrix, grid, patch_size):
     return float(found[0, 0]), float(share[0, 0])
 
 
-def shift(grid, right, *, wrap):
-    """Every patch looks so far to its right; past the border at the last, or at the first ones."""
-    rows, columns = grid
-    matrix = np.zeros((rows * columns, rows * columns))
-    for y in range(rows):
-        for x in range(columns):
-            target = (x + right) % columns if wrap else min(x + right, columns - 1)
-            matrix[y * columns + x, y * columns + target] = 1
-    return matrix
-
-
 def test_uniform_attention_has_the_mean_distance_of_pairs_and_attention_to_oneself_none():
     assert distance_of(np.eye(12), (3, 4), (16, 16)) == (0, 0)
     # 1 x 3 patches of 16 pixels: 0 16 32 / 16 0 16 / 32 16 0 add up to 128.
@@ -42,23 +31,10 @@ def test_uniform_attention_has_the_mean_distance_of_pairs_and_attention_to_onese
 
 def test_rectangular_patches_use_their_height_and_width():
     """2 x 3 patches, 4 pixels high and 8 wide; all pairs are compared in the models below."""
-    assert distance_of(shift((2, 3), 1, wrap=False), (2, 3), (4, 8))[0] == pytest.approx(16 / 3)
-    # Transposed, a neighbour in the sequence is a row further down, but at the end of a row.
-    down = np.roll(np.eye(6), 3, axis=1)
-    assert distance_of(down, (2, 3), (4, 8))[0] == 4
-
-
-@pytest.mark.parametrize("patches", [1, 3])
-def test_shifted_attention_has_the_distance_of_the_shift_except_at_the_border(patches):
-    columns, side = 7, 16
-    # Clamped: all but the last `patches` columns look that far, these look 0 .. patches - 1 far.
-    clamped = patches * (columns - patches) + sum(range(patches))
-    found = distance_of(shift((5, columns), patches, wrap=False), (5, columns), (side, side))[0]
-    assert found == pytest.approx(side * clamped / columns)
-    # Around the border: `patches` columns look back by all the others.
-    around = 2 * patches * (columns - patches)
-    found = distance_of(shift((5, columns), patches, wrap=True), (5, columns), (side, side))[0]
-    assert found == pytest.approx(side * around / columns)
+    right = np.eye(6)[[1, 2, 2, 4, 5, 5]]  # The last of a row looks at itself.
+    assert distance_of(right, (2, 3), (4, 8))[0] == pytest.approx(16 / 3)
+    other_row = np.roll(np.eye(6), 3, axis=1)
+    assert distance_of(other_row, (2, 3), (4, 8))[0] == 4
 
 
 def test_class_token_and_registers_are_left_out_of_the_distance():
@@ -66,7 +42,7 @@ def test_class_token_and_registers_are_left_out_of_the_distance():
     matrix = np.zeros((7, 7))
     matrix[:3, 3:] = 1 / 4  # What they see does not matter.
     matrix[3:, :3] = 0.2
-    matrix[3:, 3:] = 0.4 * shift((1, 4), 1, wrap=True)
+    matrix[3:, 3:] = 0.4 * np.roll(np.eye(4), 1, axis=1)  # To the right; the last to the first.
     found, share = distance_of(matrix, (1, 4), (8, 8))
     assert found == pytest.approx(8 * 6 / 4)
     assert share == pytest.approx(0.6)

@@ -58,19 +58,12 @@ def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step)
         ("one/checkpoints/40", "no folder {here}/one/checkpoints/40"),
         (".", "no checkpoint in {here}"),
         ("other", "1 of 1 checkpoints in {here}/other are damaged: step 7"),
-        (
-            "cut",
-            "1 of 1 checkpoints in {here}/cut are damaged: step 7",
-        ),
     ],
 )
 def test_a_path_without_a_checkpoint_is_a_one_line_error(workdir, path, got, capsys):
     here = workdir.parent
     (here / "other" / "7").mkdir(parents=True, exist_ok=True)
-    (here / "cut" / "7" / "about").mkdir(parents=True, exist_ok=True)
-    (here / "cut" / "7" / "about" / "metadata").write_text("")
-    for name in ("other", "cut"):
-        (here / name / "7" / "_CHECKPOINT_METADATA").write_text("{}")
+    (here / "other" / "7" / "_CHECKPOINT_METADATA").write_text("{}")
     line = user_error(capsys, ["checkpoint", "verify", str(here / path)])
     assert line.startswith(f"error: {got.format(here=here)}")
 

@@ -16,6 +16,8 @@ IN_THE_WAY = [
     ("file", "convert missing.npz FILE/weights --format=orbax", "is a file; expected a folder"),
     ("file", "convert missing.npz FILE --format=orbax", "exists; expected a new path"),
     ("file", "data prepare missing --data_dir=FILE", "is a file; expected a folder"),
+    ("file", "report missing --output=FILE/inside", "is a file; expected a folder"),
+    ("file", "train --config=quickstart --workdir=FILE/run", "is a file; expected a folder"),
     ("sweep/jobs", "sweep --sweep=missing.py --workdir=sweep", "is a file"),
     ("run/report", "eval --workdir=run", "is a file"),
 ]

@@ -11,12 +11,6 @@ from short_runs import SHORT, rewrite_item, saved_steps, train
 from vit_jax.__main__ import main
 
 
-def test_a_batch_that_does_not_divide_into_microbatches_is_refused(tmp_path, digits_dir, capfd):
-    assert train(tmp_path / "run", digits_dir, "--config.accumulation_steps=5") == 2
-    assert "a divisor of data.global_batch_size = 32" in one_line(capfd)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 def test_a_checkpoint_of_another_architecture_is_refused(run, tmp_path, digits_dir, capfd):
     evaluate = ["eval", f"--workdir={run}", "--json"]

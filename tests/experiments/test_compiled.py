@@ -1,6 +1,5 @@
 """compiled.py: which rows it makes, how it continues, and how it computes a row. No compiler."""
 
-import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from plan.programs import LOOP
 
-from vit_jax.errors import UserError
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.traffic import count_bytes
 
@@ -26,13 +24,6 @@ def row(compiled):
     return compiled.make_row(key, "unrolled, pallas", 1.97e12, parse(LOOP), {})
 
 
-def test_a_pattern_without_rows_is_an_error(compiled, capsys):
-    with pytest.raises(UserError, match="'v5e:S/32:\\*', which matches no row"):
-        compiled.select("v5e:*,v5e:S/32:*")
-    assert compiled.main(["--rows=v9"]) == 2
-    assert "matches no row" in capsys.readouterr().err
-
-
 def test_a_row_has_the_bytes_and_the_bound_of_the_program(compiled, row):
     """v5e: 819 GB/s and 197 TFLOP/s."""
     moved = count_bytes(parse(LOOP))
@@ -43,22 +34,6 @@ def test_a_row_has_the_bytes_and_the_bound_of_the_program(compiled, row):
     full = {"memory_bytes": 3 * 2**30, "compile_s": 12.34}
     whole = compiled.make_row(row.key, row.chose, 0.0, parse(LOOP), full)
     assert (whole.limited_by, whole.memory_gib, whole.compile_s) == ("memory", 3.0, 12.3)
-
-
-def test_rows_are_read_as_they_were_written(compiled, row, tmp_path):
-    path = tmp_path / "compiled.csv"
-    assert compiled.read_rows(path) == {}
-    other = dataclasses.replace(row, variant="auto", memory_gib=1.5, compile_s=60.0)
-    compiled.append_row(row, path)
-    compiled.append_row(other, path)
-    assert compiled.read_rows(path) == {row.key: row, other.key: other}
-    newer = dataclasses.replace(row, mb_per_image=1.0)
-    compiled.append_row(newer, path)
-    compiled.sort_rows(path)  # In the order of the grid, without the row that was replaced.
-    assert list(compiled.read_rows(path).values()) == [other, newer]
-    assert len(path.read_text().splitlines()) == 3
-    compiled.remove_rows([row.key], path)
-    assert list(compiled.read_rows(path)) == [other.key]
 
 
 def test_the_page_shows_the_file(compiled):

@@ -104,11 +104,3 @@ def test_the_lead_of_the_resnet_and_what_of_it_is_head_and_rate(gap, tmp_path):
     )
     assert gap["still_falling"](runs).splitlines()[2] == "| ViT | -0.10 | -0.10 |"
     assert "| hybrid | token, 0.006 |" in gap["settings_table"](runs)
-
-
-def test_gap_without_such_runs_is_a_one_line_error(gap, tmp_path, capsys):
-    write(tmp_path / "run", config=config(), result=result(0.5, 100))
-    with pytest.raises(SystemExit) as ended:
-        gap["main"]([str(tmp_path)])
-    assert ended.value.code == 2
-    assert "expected the --workdir of the sweep data_size/sweep.py" in capsys.readouterr().err

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from flax import nnx
 from image_files import write_folder
-from random_models import random_images, random_model, randomize, run
+from random_models import random_images, random_model, randomize
 from weight_files import random_weights
 
 from experiments.inside_vit import equivariance as shifts
 from experiments.inside_vit import inputs, permutation
-from experiments.inside_vit.equivariance import equivariance, named_maps, shift_errors, shift_map
+from experiments.inside_vit.equivariance import equivariance, shift_errors, shift_map
 from experiments.inside_vit.fields import Field, layers_of, trunk_fields
 from experiments.inside_vit.receptive_field import extent, gradient_maps, receptive_field
 from vit_jax.errors import ModelError
@@ -99,27 +99,16 @@ def test_a_vit_embedding_depends_on_its_patch_and_a_block_on_all_patches():
     np.testing.assert_allclose(again, mass, rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "names", "depth", "sides"),
-    [
-        # 3; + 2; + 2; + 2 * 2 and 2 * 4 pixels.
-        ("BiT-R-Mini", {}, ["root", "stage1", "stage2", "stage3"], [0, 1, 2, 4], [3, 5, 7, 19]),
-        (
-            "R+ViT-Nano/4",
-            {"depth": 1},
-            ["root", "stage1", "stage2", "embedding", "block 1"],
-            [0, 1, 2, 2, 3],
-            [3, 5, 7, 9, 17],
-        ),
-    ],
-)
-def test_the_layers_of_resnets_and_hybrids_are_stages_and_blocks(
-    name, options, names, depth, sides
-):
-    layers = layers_of(random_model(name, image_size=32, **options))
-    assert [layer.name for layer in layers] == names
-    assert [layer.depth for layer in layers] == depth
-    assert [layer.fields[0].side for layer in layers] == sides
+def test_the_layers_of_a_hybrid_are_stages_and_blocks():
+    layers = layers_of(random_model("R+ViT-Nano/4", image_size=32, depth=1))
+    # 3; + 2; + 2; patches of 2 x 2 cells of 2 pixels: + 2; a 3x3 convolution over patches: + 8.
+    assert [(layer.name, layer.depth, layer.fields[0].side) for layer in layers] == [
+        ("root", 0, 3),
+        ("stage1", 1, 5),
+        ("stage2", 2, 7),
+        ("embedding", 2, 9),
+        ("block 1", 3, 17),
+    ]
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -159,15 +148,6 @@ def test_part_of_a_cell_is_an_average_of_both_whole_shifts():
     x = random_images(2, (3, 4))
     want = 0.75 * np.roll(x, 1, 2) + 0.25 * np.roll(x, 2, 2)
     np.testing.assert_allclose(shift_map(x, 1.25, 2), want, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(shift_map(x, 2, 1), np.roll(x, 2, 1))
-
-
-def test_interior_cells_see_no_padding_and_no_pixel_from_the_other_side():
-    # Cells of stride 4 see pixels -1..3, 3..7, 7..11, 11..15.
-    field = Field(start=-1, side=5, step=4)
-    assert field.interior(4, 16, 0).tolist() == [False, True, True, True]
-    assert field.interior(4, 16, 4).tolist() == [False, False, True, True]
-    assert field.interior(4, 15, 3).tolist() == [False, True, True, False]
 
 
 def test_a_vit_without_positions_is_equivariant_to_whole_patches():
@@ -182,66 +162,12 @@ def test_a_vit_without_positions_is_equivariant_to_whole_patches():
     assert plain["cell_width_px"].tolist() == [4] * 8 + [12] * 6
     np.testing.assert_allclose(plain["error"][1::2], 0, atol=1e-5)
     assert (plain["error"][:8:2] > 0.1).all()  # Shifts within a patch change its features.
+    assert plain["error"].between(plain["error_low"], plain["error_high"]).all()
     learned = equivariance(
         random_model("ViT-Ti/4", position_embedding="learned_1d", **sizes), images
     )
     assert (learned["error"] > 1e-3).all()
     assert learned["interior_error"].isna().all()
-
-
-def in_numpy(model, pixels, shift):
-    """[M, L] by the definition, one layer and direction after the other."""
-
-    class Wrapped(nnx.Module):
-        def __init__(self):
-            self.model = model
-
-        def __call__(self, x):
-            return [x for _, x in named_maps(self.model, jnp.asarray(x))]
-
-    before, total = run(Wrapped(), pixels), []
-    for axis in (1, 2):
-        errors = []
-        for f, g in zip(before, run(Wrapped(), np.roll(pixels, shift, axis)), strict=True):
-            f, g = np.asarray(f, np.float64), np.asarray(g, np.float64)
-            whole, part = divmod(shift / (pixels.shape[axis] // f.shape[axis]), 1)
-            low, high = (np.roll(f, int(whole) + more, axis) for more in (0, 1))
-            difference = g - ((1 - part) * low + part * high)
-            squares = np.square(difference).sum((1, 2, 3)) / np.square(f).sum((1, 2, 3))
-            errors.append(np.sqrt(squares))
-        total.append(errors)
-    return np.mean(total, 0).T
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "layers", "sizes"),
-    [
-        pytest.param(
-            "R+ViT-Nano/4",
-            {"depth": 1},
-            "root stage1 stage2 embedding block_1 encoded class_token_1 pre_logits",
-            [1, 2, 4],
-            marks=pytest.mark.slow,  # No other test compares maps of several cell sizes.
-        ),
-        (
-            "Mixer-S/8",
-            {"width": 8, "depth": 1, "token_mlp_dim": 4, "channel_mlp_dim": 4},
-            "embedding block_1 encoded pre_logits",
-            [1, 8],
-        ),
-    ],
-)
-def test_the_errors_of_a_model_equal_the_definition(name, options, layers, sizes):
-    model, pixels = random_model(name, image_size=16, **options), random_images(3, 16)
-    table = equivariance(model, pixels, batch_size=2)
-    names = [layer.replace("_", " ").replace("pre ", "pre_") for layer in layers.split()]
-    assert table["layer"].drop_duplicates().tolist() == names
-    for shift in sizes:
-        found = table[table["shift_px"] == shift]
-        want = in_numpy(model, pixels, shift)
-        np.testing.assert_allclose(found["error"], want.mean(0), rtol=1e-3, atol=1e-5)
-        assert (want.min(0) <= found["error_low"] + 1e-5).all()
-        assert (found["error_high"] <= want.max(0) + 1e-5).all()
 
 
 def test_a_resnet_is_equivariant_inside_to_multiples_of_its_stride(monkeypatch):
@@ -283,7 +209,6 @@ def test_every_image_has_its_own_order_that_only_depends_on_seed_and_index():
     [
         ("ViT-Ti/4", (16, 32), [(4, 8), (2, 4)]),
         ("ViT-Ti/4", (12, 12), [(3, 3)]),  # One patch of all 12 pixels is left out.
-        ("ViT-Ti/2", (14, 14), [(7, 7), (2, 2)]),  # 14 pixels are not divided by 3.
         ("BiT-R-Nano", (28, 28), [(7, 7), (2, 2)]),
     ],
 )

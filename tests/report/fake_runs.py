@@ -196,8 +196,7 @@ def _remove_results(jobs):
     for name in ("result.json", "metrics.jsonl"):
         (failed / name).unlink()
     attempt = {"number": 2, "host": "vm", "pid": 1, "started": 1.0, "ended": 2.0, "exit_code": 2}
-    (failed / ".sweep").mkdir()
-    (failed / ".sweep" / "attempt.json").write_text(json.dumps(attempt))
+    write(failed / ".sweep", attempt=attempt)
     line = "error: no space left on device; expected a writable folder; free some space"
     (failed / "log.txt").write_text(f"ViT-Mini/4: 5,300,000 parameters\n{line}\n")
     stopped = final / "BiT-R-Mini-100" / "seed1"

@@ -1,6 +1,5 @@
 """A made-up sweep of 8 runs, and one ended with SIGTERM whose texts try to run scripts."""
 
-import json
 import random
 
 from report.fake_runs import ENVIRONMENT, config, curve, result, write
@@ -38,8 +37,7 @@ def write_runs(folder):
         metrics=curve(0.4, 400, "test", state, until=80),
     )
     attempt = {"number": 1, "host": "vm", "pid": 1, "started": 1.0, "ended": 2.0, "exit_code": -15}
-    (failed / ".sweep").mkdir()
-    (failed / ".sweep" / "attempt.json").write_text(json.dumps(attempt))
+    write(failed / ".sweep", attempt=attempt)
     (failed / "log.txt").write_text(LOG)
     return folder
 

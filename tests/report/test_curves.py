@@ -1,4 +1,3 @@
-import json
 import random
 import re
 
@@ -8,21 +7,14 @@ from report.fake_runs import config, curve, result
 from report.fake_runs import write as put
 
 from vit_jax.__main__ import main
-from vit_jax.report.curves import _drawn_score, draw_learning_curves, main_score
+from vit_jax.report.curves import draw_learning_curves, main_score
 from vit_jax.report.defaults import default_curves, row_column
 from vit_jax.report.drawing import draw
 from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
-from vit_jax.report.run import Run
 from vit_jax.report.run_curves import draw_curves
 from vit_jax.report.runs import read_runs
 from vit_jax.report.style import Palette
-
-
-def write(folder, rows):
-    folder.mkdir(exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
 
 ROWS = [
     {"step": 1, "time": 0, "train/loss": 2.0, "train/learning_rate": 0.1},
@@ -38,7 +30,7 @@ def sheets(folder, **request):
 
 
 def test_a_picture_with_three_panels_is_drawn(tmp_path):
-    write(tmp_path / "run", ROWS)
+    put(tmp_path / "run", metrics=ROWS)
     path = draw_curves(tmp_path / "run")
     assert path == tmp_path / "run" / "report" / "curves.png"
     image = Image.open(path)
@@ -119,12 +111,11 @@ def test_the_main_score_is_the_test_accuracy_if_there_is_one():
 
 
 def test_a_score_measured_only_once_is_not_drawn(tmp_path):
-    rows = [{"step": s, "eval/dev/accuracy_top1": 0.1 * s} for s in (1, 2)]
+    rows = [{"step": s, "train/loss": 1.0, "eval/dev/accuracy_top1": 0.1 * s} for s in (1, 2)]
     rows.append({"step": 2, "eval/test/accuracy_top1": 0.3})
-    losses = [{"step": s, "train/loss": 1.0} for s in (1, 2)]
-    for name, metrics, score in (("a", rows, "eval/dev/accuracy_top1"), ("b", rows[1:], None)):
-        put(tmp_path / name, metrics=losses + metrics)
-        assert _drawn_score([Run(tmp_path / name)]) == score
+    put(tmp_path / "a", config=config(), metrics=rows)
+    (drawing,) = sheets(tmp_path)
+    assert [panel.y for panel in drawing.panels] == ["training loss", "top-1 accuracy, dev, %"]
 
 
 def test_runs_that_are_not_evaluated_have_one_panel_across_the_page(tmp_path):

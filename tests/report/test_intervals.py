@@ -20,17 +20,14 @@ IMAGES = 400
 LABELS = np.arange(IMAGES) % 10
 
 
-def put(folder, model, correct, *, seed=0, labels=LABELS, keep=True):
+def put(folder, model, correct, *, seed=0, labels=LABELS):
     """Writes a finished run that was right for some of the images."""
     run = folder / f"{model}-{seed}"
     score = float(np.mean(correct))
     write(run, config=config(model, seed=seed), result=result(score, 400))
-    if keep:
-        kept = CorrectExamples()
-        mask = np.ones(len(correct), bool)
-        kept.add({"correct": correct, "label": labels, "mask": mask})
-        kept.write(correct_file(run / "report", "test"))
-    return score
+    kept = CorrectExamples()
+    kept.add({"correct": correct, "label": labels, "mask": np.ones(len(correct), bool)})
+    kept.write(correct_file(run / "report", "test"))
 
 
 def right(share, start=0):
@@ -58,21 +55,21 @@ def test_the_interval_of_one_run_is_that_of_its_images(tmp_path):
     assert one["high"] == pytest.approx(0.5 + half, abs=0.004)
 
 
-def test_without_predictions_the_draws_are_binomial(tmp_path):
-    put(tmp_path, "A", right(0.5), keep=False)
-    (one,) = means_of(tmp_path).values()
-    assert one["paired"] == ""
-    assert one["images"] == 500  # `result` says so.
-    assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * (0.25 / 500) ** 0.5, rel=0.1)
-
-
-def test_scores_of_frozen_features_have_the_interval_of_their_test_images(tmp_path):
-    figures = {"step": 0, "fewshot/pets/5_shot/accuracy_top1": 0.5, "fewshot/pets/examples": 500}
-    write(tmp_path / "run", config=config("A"), result=figures)
-    request = TableRequest(metric="fewshot/{dataset}/{shots}_shot/accuracy_top1")
-    table = score_table(request, run_frame(read_runs([tmp_path]).runs))
+@pytest.mark.parametrize(
+    ("metric", "figures"),
+    [
+        (SCORE, {SCORE: 0.5, "eval/test/examples": 500}),
+        (
+            "fewshot/{dataset}/{shots}_shot/accuracy_top1",
+            {"fewshot/pets/5_shot/accuracy_top1": 0.5, "fewshot/pets/examples": 500},
+        ),
+    ],
+)
+def test_without_predictions_the_draws_are_binomial(tmp_path, metric, figures):
+    write(tmp_path / "run", config=config("A"), result={"step": 0, **figures})
+    table = score_table(TableRequest(metric=metric), run_frame(read_runs([tmp_path]).runs))
     (one,) = table.means.to_dict("records")
-    assert one["images"] == 500
+    assert (one["images"], one["paired"]) == (500, "")
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * (0.25 / 500) ** 0.5, rel=0.1)
 
 
@@ -132,28 +129,6 @@ def test_seeds_and_images_add_up(tmp_path):
         pytest.approx(expected[0], abs=0.006),
         pytest.approx(expected[1], abs=0.006),
     )
-
-
-def test_draws_are_the_same_every_time(tmp_path):
-    for seed in (0, 1):
-        put(tmp_path, "A", right(0.5 + 0.1 * seed), seed=seed)
-    first, second = (means_of(tmp_path)["A"]["draws"] for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
-@pytest.mark.parametrize(
-    ("shift", "margin", "apart", "equal"),
-    [
-        (0.0, 0.5, False, True),
-        (1.0, 0.5, True, False),
-        (1.0, 2.0, True, True),
-        (0.0, 0.05, False, False),
-    ],
-)
-def test_equivalence_needs_the_interval_inside_the_margin(shift, margin, apart, equal):
-    draws = stats.norm.ppf((np.arange(4000) + 0.5) / 4000) * 0.1
-    assert intervals.is_told_apart(draws + shift, np.zeros(4000)) == apart
-    assert intervals.is_equal_within(margin, draws + shift, np.zeros(4000)) == equal
 
 
 def test_a_table_of_differences_says_what_is_certain(tmp_path):

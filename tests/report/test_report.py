@@ -255,15 +255,6 @@ def test_wrong_arguments_are_one_line_errors(sweep, tmp_path, capsys, wrong):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_that_cannot_be_written_is_a_one_line_error(sweep, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    out = tmp_path / "file" / "out"
-    assert main(["report", str(sweep / "jobs" / "fewshot"), f"--output={out}"]) == 2
-    err = capsys.readouterr().err
-    assert f"{tmp_path / 'file'} is a file; expected a folder, or a new path" in err
-    assert len(err.splitlines()) == 1
-
-
 def test_a_single_run_gets_a_report(tmp_path):
     run = tmp_path / "alone"
     write(run, config=config(), result=result(0.5, 400), env={})

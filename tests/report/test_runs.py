@@ -1,4 +1,3 @@
-import json
 import os
 import platform
 import random
@@ -15,23 +14,17 @@ from vit_jax.report.requests import ReportRequest
 from vit_jax.report.run import Run
 from vit_jax.report.runs import read_runs
 from vit_jax.run.time_account import TimeAccount
-from vit_jax.tasks.distillation.config import DistillationConfig
 
 
-def test_only_run_folders_are_found_at_any_depth(tmp_path):
+def test_each_run_folder_at_any_depth_is_found_once(tmp_path):
     write(tmp_path / "a" / "seed10", config=config(), env={}, result=result(0.5, 400))
     write(tmp_path / "a" / "seed9", config=config(), env={}, metrics=[])
     write(tmp_path / "a" / "seed9" / "checkpoints" / "5", config=config(), env={})
     write(tmp_path / "a" / "seed9" / "more", job={"name": "inner"})
     write(tmp_path / "hugging_face", config={"architectures": ["ViTModel"]})
     write(tmp_path / ".hidden", config=config(), env={})
-    assert [run.name for run in read_runs([tmp_path]).runs] == ["a/seed9", "a/seed10", "inner"]
-
-
-def test_a_folder_given_twice_is_one_run(tmp_path):
-    write(tmp_path / "a", config=config(), env={})
-    found = read_runs([tmp_path / "a", tmp_path])
-    assert [run.name for run in found.runs] == ["a"]
+    found = read_runs([tmp_path, tmp_path / "a"])
+    assert [run.name for run in found.runs] == ["a/seed9", "a/seed10", "inner"]
 
 
 def test_runs_with_the_same_name_are_named_by_their_paths(tmp_path):
@@ -48,15 +41,6 @@ def test_each_folder_must_hold_a_run(tmp_path):
         read_runs([tmp_path / "a", tmp_path / "b"])
 
 
-def state_of(folder):
-    return run_frame(read_runs([folder]).runs)["state"].item()
-
-
-def attempt(folder, **content):
-    (folder / ".sweep").mkdir()
-    (folder / ".sweep" / "attempt.json").write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     ("content", "state"),
     [
@@ -65,7 +49,6 @@ def attempt(folder, **content):
         ({"exit_code": -15, "ended": 1.0}, "unfinished"),
         # As in a sweep: success without a result.
         ({"exit_code": 0, "ended": 1.0}, "failed"),
-        ({"exit_code": 75, "ended": 1.0, "key_of_another_version": 1}, "unfinished"),
         ({"exit_code": 75, "ended": 1.0, "failure": "did not get on"}, "failed"),
         ({"ended": None, "host": platform.node(), "pid": os.getpid()}, "running"),
         ({"ended": None, "host": platform.node(), "pid": 2**22 + 1}, "unfinished"),
@@ -77,8 +60,8 @@ def test_the_state_follows_from_the_attempt_that_the_sweep_recorded(tmp_path, co
     write(tmp_path, config=config(), env={"device_kind": "cpu"}, job={"name": "a"})
     if content is None:  # A result counts, whatever the attempt says.
         write(tmp_path, result=result(0.5, 400))
-    attempt(tmp_path, **(content or {"exit_code": 2, "ended": 1.0}))
-    assert state_of(tmp_path) == state
+    write(tmp_path / ".sweep", attempt=content or {"exit_code": 2, "ended": 1.0})
+    assert run_frame(read_runs([tmp_path]).runs)["state"].item() == state
 
 
 def test_an_unfinished_run_has_its_latest_metrics_and_a_finished_one_its_result(tmp_path):
@@ -113,18 +96,6 @@ def test_a_run_without_a_sweep_says_why_it_failed(tmp_path):
     assert [cell.text for cell in row] == ["a", "failed", "", "RuntimeError: XLA ran out of luck"]
     content = make_report(found, ReportRequest(plots=[], tables=[]), tmp_path)
     assert page_data(content, tmp_path)["runs"][0]["why"] == row[3].text
-
-
-# Tiny ViT, 8 px, patch 4: 4 patches of 48 values, 5 tokens, width 8, one block, 10 classes.
-# Patches 4 * 48 * 8; attention 5 * 8 * 8 * 4 and 2 * 5 * 5 * 8; MLP 2 * 5 * 8 * 16; head 8 * 10.
-MACS = 4 * 48 * 8 + 5 * 8 * 8 * 4 + 2 * 5 * 5 * 8 + 2 * 5 * 8 * 16 + 8 * 10
-
-
-def tiny(**more):
-    made = config(**more)
-    made["model"] |= {"name": "ViT-Ti/4", "width": 8, "depth": 1, "mlp_dim": 16, "num_heads": 2}
-    made["data"] |= {"image_size": 8}
-    return made
 
 
 def row_of(folder, *others):
@@ -192,71 +163,25 @@ def test_a_cycle_of_initialisations_is_reported(tmp_path):
     assert row["pretrain_examples"] is None
 
 
-def test_the_compute_of_an_older_run_is_computed_from_its_config(tmp_path):
-    old = {"step": 30, "wall_time_s": 1.0, "eval/test/accuracy_top1": 0.5}
-    write(
-        tmp_path / "a",
-        config=tiny(steps=30),
-        result=old,
-        subset={"examples": 77},
-        classes={"names": list("abcdefghij")},
-    )
-    _, row = row_of(tmp_path / "a")
-    assert (row["train_examples"], row["examples_seen"]) == (77, 30 * 64)
-    assert row["train_exaflops"] == pytest.approx(6 * MACS * 30 * 64 / 1e18, rel=1e-12)
-    (tmp_path / "a/classes.json").unlink()
-    _, row = row_of(tmp_path / "a")
-    assert row["train_exaflops"] is None
-
-
 def test_damaged_files_are_problems_and_not_errors(tmp_path):
     write(tmp_path, config=config(), result=result(0.5, 400))
     (tmp_path / "env.json").write_text("[1]")
-    (tmp_path / "subset.json").write_text("{")
+    (tmp_path / "classes.json").write_text("{")
     run = Run(tmp_path)
-    assert [problem.split()[0] for problem in run.problems] == ["env.json", "subset.json"]
+    assert [problem.split()[0] for problem in run.problems] == ["env.json", "classes.json"]
     assert run.config["seed"] == 0
 
 
-def test_a_missing_config_key_has_the_default_of_this_version(tmp_path):
-    """The previous version had no distillation, and wrote a ViT's options for a ResNet, too."""
-    for version in ("old", "new"):
-        for model in ("ViT-B/16", "BiT-R50x1"):
-            made = config(model)
-            if version == "new":
-                made["distillation"] = DistillationConfig().to_mapping()
-                made["optimizer"]["freeze"] = []
-            if (version, model) == ("new", "BiT-R50x1"):
-                del made["model"]["dropout"]
-            write(tmp_path / version / model[:3], config=made, result=result(0.5, 400))
-    runs = read_runs([tmp_path]).runs
-    assert differing_settings(runs) == ["model.name"]
-    assert [run.config["distillation.temperature"] for run in runs] == [1.0] * 4
-    changed = config("ViT-B/16") | {"distillation": {"temperature": 2.0}}
-    write(tmp_path / "changed", config=changed, result=result(0.5, 400))
-    changes = ["distillation.temperature", "model.name"]
-    assert differing_settings(read_runs([tmp_path]).runs) == changes
-
-
-def test_a_missing_config_key_below_a_given_one_stays_missing(tmp_path):
-    """Splits are given as a whole, so that a run without "test" does not have it by default."""
-    for split in ("dev", "test"):
-        made = config()
-        made["evaluation"]["splits"] = {split: "train"}
-        write(tmp_path / split, config=made, result=result(0.5, 400))
-    dev, test = read_runs([tmp_path]).runs
-    assert "evaluation.splits.test" not in dev.config
-    assert "evaluation.splits" not in test.config
-
-
-def test_a_run_of_another_command_gets_no_settings_of_training(tmp_path):
-    write(tmp_path / "train", config=config(), result=result(0.5, 400))
-    few = {"command": "fewshot", "checkpoint": "train", "fewshot": {"shots": [5]}}
-    write(tmp_path / "few", config=few, result={"step": 0})
-    older = {"command": "fewshot", "checkpoint": "train"}
-    write(tmp_path / "older", config=older, result={"step": 0})
-    few, older, _ = read_runs([tmp_path]).runs
-    assert {*older.config} == {*few.config} == {"command", "checkpoint", "fewshot.shots"}
+def test_an_option_that_a_model_family_lacks_has_its_default(tmp_path):
+    vit, resnet = config("ViT-B/16"), config("BiT-R50x1")
+    del resnet["model"]["dropout"]
+    few = {"command": "fewshot", "checkpoint": "vit"}
+    for name, made in (("vit", vit), ("resnet", resnet), ("few", few)):
+        write(tmp_path / name, config=made, result=result(0.5, 400))
+    few, *trained = read_runs([tmp_path]).runs
+    assert differing_settings(trained) == ["model.name"]
+    assert [run.config["model.dropout"] for run in trained] == [0.0, 0.0]
+    assert {*few.config} == {"command", "checkpoint"}
 
 
 def test_a_label_does_not_hide_a_fact_of_the_run(tmp_path):

@@ -32,7 +32,7 @@ _CURVES = (
     r"train/(?!.*(per_second|_s$|_mb$)).*",
 )
 # Bookkeeping in which the page compares runs nevertheless.
-_ALSO_COMPARED = ("seed", "init_from", "checkpoint", "fewshot.checkpoint")
+_ALSO_COMPARED = ("seed", "init_from", "checkpoint")
 # A published page need not name the machines.
 _NOT_SHOWN = ("hostname",)
 # Lines of the log of a finished run, and of one without a result.

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.config.fewshot import UNTRAINED
-from vit_jax.errors import FileError, UserError
+from vit_jax.errors import FileError
 from vit_jax.models.options import SIZES, sized_name
 from vit_jax.report.labels import family, is_number
 from vit_jax.report.run_files import (
@@ -21,7 +21,6 @@ from vit_jax.report.run_files import (
     ConfigFile,
     EnvironmentFile,
     JobFile,
-    SubsetFile,
     read_optional,
 )
 from vit_jax.run.job_folder import Attempt
@@ -37,7 +36,7 @@ COLUMNS = (
     "pretrain_exaflops",
 )  # fmt: skip
 # Config keys with the weights that a run was initialised from.
-_INIT_KEYS = ("init_from", "init_from.path", "init.from", "checkpoint", "fewshot.checkpoint")
+_INIT_KEYS = ("init_from", "checkpoint")
 # Config keys that change where a run is stored or how it is logged, but not what is trained.
 _BOOKKEEPING = re.compile(
     r"seed|(checkpoint|logging|profile)(\..*)?|.*\.(data_dir|num_threads|num_workers|hash"
@@ -75,7 +74,6 @@ class Run:
         self.job = self._read("job.json", JobFile)
         attempt = self._read(".sweep/attempt.json")
         self.attempt = Attempt.from_mapping(attempt) if attempt else None
-        self.subset = self._read("subset.json", SubsetFile)
         self.classes: list[str] = self._read("classes.json", ClassesFile).get("names") or []
         self.name = str(self.job.get("name") or name)
         self.labels: dict[str, Any] = self.job.get("labels") or {}
@@ -197,39 +195,17 @@ class Run:
     @property
     def train_examples(self) -> int | None:
         """Number of distinct examples in the training split."""
-        return self.result.get("train_examples", self.subset.get("examples"))
+        return self.result.get("train_examples")
 
     @property
     def examples_seen(self) -> int | None:
         """Steps times batch size."""
-        batch_size = self.config.get("data.global_batch_size")
-        if "examples_seen" in self.result or not batch_size or not self.step:
-            return self.result.get("examples_seen")
-        return batch_size * self.step if "optimizer.learning_rate" in self.config else None
+        return self.result.get("examples_seen")
 
-    @functools.cached_property
+    @property
     def train_exaflops(self) -> float | None:
-        """Training compute in 1e18 FLOPs; computed if result.json has none."""
-        if "train_exaflops" in self.result or self.examples_seen is None:
-            return self.result.get("train_exaflops")
-        per_image = self._flops_per_image()
-        return None if per_image is None else per_image * self.examples_seen / 1e18
-
-    def _flops_per_image(self) -> int | None:
-        """Returns the operations of training on one image, for classifiers of known sizes."""
-        from vit_jax.models.flops import forward_macs, training_flops
-        from vit_jax.models.registry import model_options
-
-        size, task = self.config.get("data.image_size"), self.config.get("task", "classification")
-        num_classes = self.config.get("data.num_classes") or len(self.classes)
-        if not size or not num_classes or task != "classification":
-            return None
-        try:
-            options = model_options(**self._read("config.json")["model"])
-            macs = forward_macs(options, num_classes=num_classes, image_size=(size, size))
-            return training_flops(macs)
-        except (UserError, KeyError, TypeError):
-            return None
+        """Training compute in 1e18 FLOPs."""
+        return self.result.get("train_exaflops")
 
     @property
     def pretrain_examples(self) -> int | None:

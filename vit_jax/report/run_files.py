@@ -44,12 +44,6 @@ class EnvironmentFile(_File):
     packages: dict[str, str | None] = {}
 
 
-class SubsetFile(_File):
-    """subset.json."""
-
-    examples: int | None = None
-
-
 class ClassesFile(_File):
     """classes.json."""
 

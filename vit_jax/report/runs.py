@@ -1,8 +1,6 @@
 """Finds run folders and reads their files."""
 
 import logging
-import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,12 +88,7 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             run.name = path.relative_to(above).as_posix() if above else str(path)
     for run in runs.values():
         _link_ancestors(run, runs)
-    by_command: dict[Any, list[Run]] = defaultdict(list)
-    for run in runs.values():
-        if run.config:
-            by_command[run.config.get("command")].append(run)
-    for of_command in by_command.values():
-        _fill_in_defaults(of_command)
+    _fill_in_defaults([run for run in runs.values() if "model.name" in run.config])
     by_name = sorted(runs.values(), key=lambda run: natural_key(run.name))
     return Runs(by_name, sweeps, roots, tuple(left_out))
 
@@ -122,22 +115,16 @@ def _folder_above(paths: Sequence[Path]) -> Path | None:
 
 
 def _fill_in_defaults(runs: Sequence[Run]) -> None:
-    """Gives runs the default of this version for config keys that only other runs have.
-
-    Runs of another version or model family lack keys. They are compared with those of the same
-    command.
-    """
-    keys = {key for run in runs for key in run.config}
-    if all(run.config.keys() == keys for run in runs):
+    """Gives models the default of the options that only other families have."""
+    keys = {key for run in runs for key in run.config if key.startswith("model.")}
+    if all(run.config.keys() >= keys for run in runs):
         return
-    from vit_jax.config.run import Config
     from vit_jax.models.image_families import AnyImageConfig  # Has the options of all families.
 
-    defaults = default_values(Config) | default_values(AnyImageConfig, "model.")
+    defaults = flatten(default_values(AnyImageConfig, "model."))
     for run in runs:
-        own = {key[: dot.start()] for key in run.config for dot in re.finditer(r"\.|$", key)}
-        missing = flatten({field: defaults[field] for field in defaults.keys() - own})
-        run.config |= {key: value for key, value in missing.items() if key in keys}
+        missing = keys & defaults.keys() - run.config.keys()
+        run.config |= {key: defaults[key] for key in sorted(missing)}
 
 
 def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:

@@ -92,8 +92,7 @@ def write_record(plan: Plan, job: PlannedJob) -> None:
 def changed_settings(job: PlannedJob) -> str | None:
     """Returns how a job's settings differ from those it was started with.
 
-    None: they are the same, or the job has not started. Folders of earlier versions record only the
-    overrides, not the settings of the config file.
+    None: they are the same, or the job has not started.
     """
     if not any((job.folder / name).exists() for name in _RUN_FILES):
         return None
