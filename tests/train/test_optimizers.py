@@ -247,6 +247,20 @@ def test_schedule_free_evaluates_the_average_by_hand():
     np.testing.assert_array_equal(averaged["patch_embedding"]["kernel"], 1.0)
 
 
+def test_schedule_free_adamw_equals_optax():
+    params, grads = vit_tree(0), vit_tree(1)
+    ours = build(
+        params,
+        name="schedule_free_adamw",
+        weight_decay=0.3,
+        weight_decay_mask=((".*", True),),
+        options={"b1": 0.95, "b2": 0.9},
+    )
+    theirs = optax.contrib.schedule_free_adamw(0.1, b1=0.95, b2=0.9, weight_decay=0.3)
+    got, want = (two_steps(o, params, grads) for o in (ours, theirs))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, want)
+
+
 def test_the_moments_of_muon_and_the_average_of_schedule_free_are_sharded_like_parameters():
     mesh = make_mesh(MeshConfig())
     params = vit_tree(0)
