@@ -62,8 +62,10 @@ def test_too_few_runs_are_refused():
         fit_law(np.full(20, 1e5), EXAMPLES, LAW.loss(1e5, EXAMPLES))
 
 
-def test_the_page_has_the_ratios_and_predictions_of_the_script(capsys):
-    """Of the committed runs. The intervals of the page have more draws."""
+@pytest.mark.slow
+def test_the_page_has_the_ratios_and_predictions_of_the_script(capsys, monkeypatch):
+    """Of the committed runs. Their intervals, which take minutes, are left out."""
+    monkeypatch.setattr(fit, "DRAWS", 2)
     main(FOLDER / "results" / "runs.csv")
     page = re.sub(r" \[.*?\]", "", (FOLDER / "README.md").read_text())
     compared, predicted = capsys.readouterr().out.split("loss of the longest runs")

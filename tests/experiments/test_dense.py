@@ -8,7 +8,6 @@ from PIL import Image
 
 from experiments.dense import measure, segmentation
 from experiments.dense.correspondence import correspondence
-from experiments.dense.scenes import draw_scene
 
 
 @pytest.fixture(autouse=True)
@@ -75,15 +74,6 @@ def test_pairs_by_hand():
     # Image 0: its only point is wrong, chance 1/4. Image 1: its point of class 1 is right, because
     # equal similarities give the first cell; its point of class 2 has no partner.
     assert (share, chance) == (0.5, 0.25)
-
-
-def test_scenes_have_digits_where_the_mask_says():
-    digits = np.zeros((2, 8, 8), np.uint8)
-    digits[:, 1:7, 2:6] = 255
-    image, mask = draw_scene(digits, np.array([3, 8]), np.random.default_rng(0))
-    assert image.shape == (32, 32, 3)
-    assert set(np.unique(mask)) <= {0, 4, 9}
-    assert 0.02 < (mask > 0).mean() < 0.6
 
 
 def test_the_script_reads_a_folder_of_masks(tmp_path):
