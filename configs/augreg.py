@@ -23,8 +23,7 @@ Expected:  ImageNet top-1 after fine-tuning at 224 px with the best setting (Tab
              ImageNet-21k, 30        65.65     77.42     80.26
              ImageNet-21k, 300       69.69     80.81     82.74
 Hardware:  TPU v3 slices in the paper; the whole study took thousands of core-days.
-Data:      TFDS `imagenet2012`. ImageNet-21k is not in TFDS: prepare it yourself and set
-           --config.data.name.
+Data:      TFDS `imagenet2012`. ImageNet-21k: docs/tutorials/pod.md, step 2.
 """
 
 import ml_collections

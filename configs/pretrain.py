@@ -23,8 +23,8 @@ Expected:  after fine-tuning at 384 px, ImageNet top-1 (Table 5; hybrids and Res
 Hardware:  a TPU or GPU cluster. In the paper, L/16 on ImageNet-21k took 230 TPUv3 core-days, L/16
            and H/14 on JFT 680 and 2,500. Reproductions of B/16 for 300 ImageNet epochs took 15
            hours on 8 A100s.
-Data:      TFDS `imagenet2012`. ImageNet-21k and JFT-300M are not in TFDS: prepare them yourself and
-           set --config.data.name.
+Data:      TFDS `imagenet2012`. ImageNet-21k: docs/tutorials/pod.md, step 2. JFT-300M is not public:
+           set --config.data.name to a dataset of yours.
 """
 
 import ml_collections

@@ -76,10 +76,11 @@ def _table() -> dict[str, Cost]:
 
 
 def _write_table() -> None:
+    rows = [dataclasses.astuple(default_cost(name)) for name in list_models()]
     with _FILE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in dataclasses.fields(Cost)])
-        writer.writerows(dataclasses.astuple(default_cost(name)) for name in list_models())
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":
