@@ -24,7 +24,7 @@ def get_sweep():
         for name, model in {"vit": "ViT-Pico/4", "resnet": "BiT-R-Pico"}.items():
             config = f"configs/cifar10_small.py:{model}"
             settings = {**SETTINGS, "data.subset.examples": images}
-            rates = vary("optimizer.learning_rate", [1e-3, 3e-3, 1e-2, 3e-2])
+            rates = vary("optimizer.learning_rate", [3e-3, 1e-2, 3e-2, 1e-1])
             yield Selection(
                 f"{images}/{name}",
                 [(config, {**settings, **rate}) for rate in rates],

@@ -30,9 +30,7 @@ def test_the_commands_work(gcs, tmp_path):
     section = PAGES["docs/how-to/buckets.md"].split("\n## ")[0]
     lines = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1].splitlines()
     found = [line.removeprefix("python ") for line in lines]
-    assert [line.split()[2] for line in found] == [
-        "data", "train", "checkpoint", "predict", "report"
-    ]  # fmt: skip
+    assert [line.split()[2] for line in found] == ["data", "train", "predict", "report"]
     for line in found:
         line = line.replace("gs://BUCKET", gcs.url).replace("PHOTOS", str(tmp_path / "photos"))
         line = line.replace("PHOTO.jpg", str(tmp_path / "photos/cats/0.jpg"))

@@ -93,12 +93,14 @@ def _selection(runs: pd.DataFrame, reported: Set[str | None]) -> dict[str, str]:
     metric = str(selection.get("metric", ""))
     split = split_of(metric) or ""
     scores = {str(name): format_value(score) for name, score in selection.get("candidates") or []}
-    # The folder that all candidates share says nothing about the selection.
+    # All candidates share the folder search/NAME of the selection.
     folders = [name.rpartition("/")[0] for name in scores]
-    start = len(os.path.commonpath(folders)) + 1 if folders and all(folders) else 0
+    folder = os.path.commonpath(folders) if folders and all(folders) else ""
+    start = len(folder) + 1 if folder else 0
     shared = {n for n in labels if all(run.labels.get(n) == labels[n] for run in runs.index)}
+    described = ", ".join(format_value(labels[n]) for n in labels if n in shared - {"seed"})
     return {
-        "final runs": ", ".join(format_value(labels[n]) for n in labels if n in shared - {"seed"}),
+        "final runs": described or folder.partition("/")[2],
         "selection split": split + (" (also reported!)" if split in reported else ""),
         "metric": metric,
         "selected": str(selection.get("chosen", ""))[start:],
