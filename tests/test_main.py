@@ -139,8 +139,8 @@ def test_the_code_of_the_command_is_returned_and_overrides_reach_it(monkeypatch,
         return 75
 
     monkeypatch.setattr(train_command, "run", run)
-    assert main([*train[:3], "--config.seed=3", "--config.data.name=a=b"]) == 75
-    assert seen == ["run", "seed=3", "data.name=a=b"]
+    assert main([*train[:3], "--config.seed=3", "--config.data.name=a = b"]) == 75
+    assert seen == ["run", "seed=3", "data.name=a = b"]
 
 
 def test_as_a_program_a_user_error_is_exit_code_2_and_one_line(tmp_path, digits_dir, train):

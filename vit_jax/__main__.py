@@ -172,12 +172,14 @@ def _dispatch(argv: list[str], began_s: float) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(command)
-    args, rest = command.parse_known_args(argv[1:])
-    args.began_s = began_s
-    # Most commands take --config.KEY=VALUE; those that build a model take --model.KEY=VALUE.
+    # Most commands take --config.KEY=VALUE; those that build a model take --model.KEY=VALUE. To
+    # argparse, one with a space would be a positional argument.
     prefix = getattr(module, "OVERRIDES", "--config.")
-    overrides = [a.removeprefix(prefix) for a in rest if a.startswith(prefix)]
-    unknown = [a for a in rest if not a.startswith(prefix)]
+    flags = {flag for action in command._actions for flag in action.option_strings}
+    given = [a for a in argv[1:] if a.startswith(prefix) and a.partition("=")[0] not in flags]
+    overrides = [a.removeprefix(prefix) for a in given]
+    args, unknown = command.parse_known_args([a for a in argv[1:] if a not in given])
+    args.began_s = began_s
     if unknown:
         raise _unknown_argument(unknown[0], command, prefix)
     sections = [text for text in overrides if text.rpartition(".")[2] == "help"]

@@ -55,6 +55,13 @@ def test_the_interval_of_one_run_is_that_of_its_images(tmp_path):
     assert one["high"] == pytest.approx(0.5 + half, abs=0.004)
 
 
+@pytest.mark.parametrize(("share", "ends"), [(1.0, (0.9905, 1.0)), (0.0, (0.0, 0.0095))])
+def test_the_interval_is_that_of_wilson_if_all_images_are_right_or_all_wrong(tmp_path, share, ends):
+    put(tmp_path, "A", right(share))
+    (one,) = means_of(tmp_path).values()
+    assert (one["low"], one["high"]) == pytest.approx(ends, abs=1e-4)  # 1.96^2 / (400 + 1.96^2)
+
+
 @pytest.mark.parametrize(
     ("metric", "figures"),
     [

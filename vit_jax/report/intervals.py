@@ -25,7 +25,7 @@ import pandas as pd
 
 from vit_jax.errors import FileError
 from vit_jax.evaluation.correct import Correctness, correct_file, read_correct
-from vit_jax.evaluation.intervals import DRAWS, interval, resample_means
+from vit_jax.evaluation.intervals import DRAWS, interval, resample_means, wilson_interval
 from vit_jax.report.labels import BLOCK_MEANS, bounds, is_fraction, lower_first, title_of
 from vit_jax.report.run import Run
 from vit_jax.report.scores import METRIC, POOL, VALUE
@@ -63,10 +63,22 @@ def with_intervals(
     over = [at for at in means.index if at[0] in sets]
     if over:
         drawn = pd.concat([drawn, draw_means_over(sets, drawn, over)])
-    ends = [interval(draws) if np.ptp(draws) else (np.nan, np.nan) for draws in drawn["draws"]]
+    ends = [
+        _ends(draws, images, metric)
+        for draws, images in zip(drawn["draws"], drawn["images"], strict=True)
+    ]
     low, high = np.array(ends).reshape(-1, 2).T
     low, high = np.clip((low, high), *bounds(metric))  # Student's t does not know them.
     return means.join(drawn.assign(low=low, high=high))
+
+
+def _ends(draws: np.ndarray, images: int, metric: str) -> tuple[float, float]:
+    """Returns the ends of an interval. If all images are right, or all wrong, they are Wilson's."""
+    if np.ptp(draws):
+        return interval(draws)
+    if images and is_fraction(metric) and draws[0] in (0, 1):
+        return wilson_interval(draws[0], images)
+    return np.nan, np.nan
 
 
 def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
