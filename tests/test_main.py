@@ -5,7 +5,7 @@ import pytest
 from processes import UNMIXED, run_command, user_error
 
 from vit_jax.__main__ import main
-from vit_jax.commands import COMMANDS
+from vit_jax.commands import COMMANDS, analyze
 from vit_jax.commands import train as train_command
 
 
@@ -141,6 +141,13 @@ def test_the_code_of_the_command_is_returned_and_overrides_reach_it(monkeypatch,
     monkeypatch.setattr(train_command, "run", run)
     assert main([*train[:3], "--config.seed=3", "--config.data.name=a = b"]) == 75
     assert seen == ["run", "seed=3", "data.name=a = b"]
+
+
+def test_an_override_ends_a_list_of_values(monkeypatch):
+    seen = []
+    monkeypatch.setattr(analyze, "run", lambda args, overrides: seen.extend([args, *overrides]))
+    main(["analyze", "--images", "a.jpg", "--model.pooling=gap", "CHECKPOINT"])
+    assert (seen[0].model, seen[1:]) == ("CHECKPOINT", ["pooling=gap"])
 
 
 def test_as_a_program_a_user_error_is_exit_code_2_and_one_line(tmp_path, digits_dir, train):

@@ -19,6 +19,7 @@ import importlib
 import importlib.metadata
 import logging
 import platform
+import re
 import sys
 import time
 import traceback
@@ -173,13 +174,14 @@ def _dispatch(argv: list[str], began_s: float) -> int:
     )
     module.add_arguments(command)
     # Most commands take --config.KEY=VALUE; those that build a model take --model.KEY=VALUE. To
-    # argparse, one with a space would be a positional argument.
+    # argparse, an unknown option with a space is a positional argument: the spaces are hidden.
     prefix = getattr(module, "OVERRIDES", "--config.")
-    flags = {flag for action in command._actions for flag in action.option_strings}
-    given = [a for a in argv[1:] if a.startswith(prefix) and a.partition("=")[0] not in flags]
-    overrides = [a.removeprefix(prefix) for a in given]
-    args, unknown = command.parse_known_args([a for a in argv[1:] if a not in given])
+    hidden = [a.replace(" ", "\0") if re.match(r"--\w+\.[^=]+=", a) else a for a in argv[1:]]
+    args, rest = command.parse_known_args(hidden)
     args.began_s = began_s
+    rest = [a.replace("\0", " ") for a in rest]
+    overrides = [a.removeprefix(prefix) for a in rest if a.startswith(prefix)]
+    unknown = [a for a in rest if not a.startswith(prefix)]
     if unknown:
         raise _unknown_argument(unknown[0], command, prefix)
     sections = [text for text in overrides if text.rpartition(".")[2] == "help"]

@@ -208,16 +208,20 @@ def table(rows: pd.DataFrame) -> str:
     header = ["measure", "model", *("untrained" if not size else f"{size:,}" for size in sizes)]
     header += ["for ten times the images", "p"]
     groups = _groups(rows)
-    slopes = []
-    for _, group in groups:
+    slopes = {}
+    for at, group in groups:
         trained = group[group["images"] > 0]
-        slopes.append(slope(list(trained["images"]), list(trained["value"])))
-    corrected = holm([p for *_, p in slopes])
+        if trained["images"].nunique() > 1 and len(trained) > 3:
+            slopes[at] = slope(list(trained["images"]), list(trained["value"]))
+    corrected = dict(zip(slopes, holm([p for *_, p in slopes.values()]), strict=True))
     lines = []
-    for (at, group), (value, low, high, _), p in zip(groups, slopes, corrected, strict=True):
+    for at, group in groups:
         means = group.groupby("images")["value"].mean()
-        cells = [f"{means[size]:.2f}" if size in means else "–" for size in sizes]
-        lines.append([*at, *cells, f"{value:+.2f} [{low:+.2f}, {high:+.2f}]", f"{p:.1g}"])
+        line = [*at, *(f"{means[size]:.2f}" if size in means else "–" for size in sizes), "–", "–"]
+        if at in slopes:
+            value, low, high, _ = slopes[at]
+            line[-2:] = [f"{value:+.2f} [{low:+.2f}, {high:+.2f}]", f"{corrected[at]:.1g}"]
+        lines.append(line)
     return markdown_table(header, lines)
 
 

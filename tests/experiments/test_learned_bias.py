@@ -64,6 +64,11 @@ def test_the_interval_of_a_slope_holds_the_truth_and_zero_if_there_is_none():
     assert low < 0 < high
 
 
+def test_a_family_with_runs_of_one_size_has_no_slope():
+    row = {"family": "ViT", "images": 500, "measure": "distance", "value": 1.0}
+    assert measure.table(pd.DataFrame([row] * 4)).endswith("| distance | ViT | 1.00 | – | – |")
+
+
 def test_the_table_of_the_page_is_that_of_the_file():
     rows = pd.read_csv(FOLDER / "results" / "measures.csv")
     assert measure.table(rows) in (FOLDER / "README.md").read_text()

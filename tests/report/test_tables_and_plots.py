@@ -394,6 +394,14 @@ def test_a_plot_of_accuracy_has_a_line_at_chance(tmp_path, x):
     assert {*(line.get_ydata() if x == "train_examples" else line.get_xdata())} == {25.0}
 
 
+def test_a_logarithmic_axis_shows_small_errors(tmp_path):
+    for i, error in enumerate((0.7, 0.0005)):
+        figures = {"eval/test/relative_error": error, "train_examples": 10 * (i + 1)}
+        put(tmp_path, f"r{i}", figures, labels={"model": "A"})
+    figure = make_figure(tmp_path, "train_examples", "eval/test/relative_error", log_y=True)
+    assert figure.axes[0].get_yscale() == "log"
+
+
 def test_numbers_are_rounded_by_metric_and_size():
     assert format_metric(0.88551, "eval/test/accuracy_top1") == "88.55"
     assert format_metric(0.98765, "eval/test/roc_auc") == "0.9877"

@@ -46,7 +46,7 @@ def family(model: Any) -> str | None:
     """
     if not isinstance(model, str):
         return None
-    return known_family(model) or model.removeprefix(UNTRAINED).split("-")[0]
+    return known_family(model) or re.split("[-_/]", model.removeprefix(UNTRAINED))[0]
 
 
 def known_family(text: str) -> str | None:
@@ -97,7 +97,8 @@ def natural_key(value: Any) -> tuple[tuple[int, float, str], ...]:
 
 def is_fraction(metric: str) -> bool:
     """Whether a metric is a fraction that is shown in percent."""
-    return "accuracy" in metric.rsplit("/", 1)[-1] or "/accuracy_class/" in metric
+    last = metric.rsplit("/", 1)[-1]
+    return ("accuracy" in last and not last.endswith("_std")) or "/accuracy_class/" in metric
 
 
 def lower_is_better(metric: str) -> bool:
