@@ -50,7 +50,7 @@ def put_stand_ins(folder):
         Image.fromarray(pixels).save(folder / f"{name}.jpg")
     write_word_level(folder)
     small = "experiments/transfer/checkpoints/ViT-Micro-4"
-    shutil.copytree(ROOT / small, folder / small)
+    shutil.copytree(ROOT / small, folder / small, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")
