@@ -14,7 +14,7 @@ from vit_jax.config.file import load_config
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.train.optimizers import weight_decay_mask
+from vit_jax.train.parameter_groups import weight_decay_mask
 from vit_jax.train.program import build_program
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

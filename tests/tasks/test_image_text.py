@@ -173,7 +173,7 @@ def test_the_temperature_is_limited_after_each_update(config):
 
 
 def test_the_temperature_is_not_decayed(config):
-    from vit_jax.train.optimizers import weight_decay_mask
+    from vit_jax.train.parameter_groups import weight_decay_mask
 
     mask = named_leaves(weight_decay_mask(config.optimizer, program_of(config).abstract.params))
     assert not mask["log_temperature"]

@@ -20,10 +20,10 @@ from vit_jax.train.optimizers import (
     OPTIMIZERS,
     _is_hidden_matrix,
     build_optimizer,
-    layer_scales,
     schedule_free_params,
 )
 from vit_jax.train.own_optimizers import _as_matrices
+from vit_jax.train.parameter_groups import layer_scales
 from vit_jax.train.schedules import build_weight_decay
 
 PARAMS = {
@@ -235,15 +235,15 @@ def test_muon_uses_adam_for_both_ends_of_the_model_and_embedding_tables():
 
 
 def test_schedule_free_evaluates_the_average_by_hand():
-    """Rate 0.1, gradient 0.5: z = 0.95, 0.9; their mean x = 0.925; y = 0.9 x + 0.1 z."""
-    optimizer = build(name="schedule_free_sgd", freeze=("patch_embedding/.*",))
+    """Rate 0.1, equal gradients: z = 0.9, 0.8; their mean x = 0.85; y = 0.9 x + 0.1 z."""
+    optimizer = build(name="schedule_free_adamw", freeze=("patch_embedding/.*",))
     params, state = PARAMS, optimizer.init(PARAMS)
     for _ in range(2):
         updates, state = optimizer.update(GRADS, state, params)
         params = optax.apply_updates(params, updates)
     averaged = schedule_free_params(state, params)
-    np.testing.assert_allclose(params["head"]["linear"]["kernel"], 0.9225, rtol=1e-6)
-    np.testing.assert_allclose(averaged["head"]["linear"]["kernel"], 0.925, rtol=1e-6)
+    np.testing.assert_allclose(params["head"]["linear"]["kernel"], 0.845, rtol=1e-5)
+    np.testing.assert_allclose(averaged["head"]["linear"]["kernel"], 0.85, rtol=1e-5)
     np.testing.assert_array_equal(averaged["patch_embedding"]["kernel"], 1.0)
 
 

@@ -114,7 +114,7 @@ def test_the_moving_average_by_hand():
 
 @pytest.mark.slow
 def test_a_schedule_free_run_evaluates_and_saves_the_average_of_its_optimizer():
-    optimizer = {"name": "schedule_free_sgd", "learning_rate": 0.1}
+    optimizer = {"name": "schedule_free_adamw", "learning_rate": 0.1}
     built = program(optimizer=optimizer, ema_decay=None)
     state = spread(built.init())
     for seed in range(2):
@@ -123,7 +123,7 @@ def test_a_schedule_free_run_evaluates_and_saves_the_average_of_its_optimizer():
     assert_close(state.eval_params, want)
     assert evaluated_item(built.config.to_mapping()) == "ema"
     assert evaluated_item(config(ema_decay=None).to_mapping()) == "params"
-    with pytest.raises(ConfigError, match=r"'ema_decay' is 0.9 with schedule_free_sgd"):
+    with pytest.raises(ConfigError, match=r"'ema_decay' is 0.9 with schedule_free_adamw"):
         config(optimizer=optimizer, ema_decay=0.9)
 
 

@@ -6,8 +6,8 @@ from vit_jax.config.durations import check_duration
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, check_patterns, option, section
 
-SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")
-"""Optimizers that average the parameters themselves. The average is evaluated."""
+SCHEDULE_FREE = "schedule_free_adamw"
+"""The optimizer that averages the parameters itself. The average is evaluated."""
 
 
 class ScheduleConfig(Section):
@@ -116,7 +116,7 @@ class OptimizerConfig(Section):
 
     @property
     def averages_parameters(self) -> bool:
-        return self.name in SCHEDULE_FREE
+        return self.name == SCHEDULE_FREE
 
     def check(self) -> None:
         check_patterns(self.freeze, "freeze")

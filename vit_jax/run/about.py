@@ -36,7 +36,7 @@ def describe(
 
 def evaluated_item(config: Mapping[str, Any]) -> str:
     """Returns the item that holds the parameters to evaluate: "params" or "ema"."""
-    averages = config.get("ema_decay") is not None or config["optimizer"]["name"] in SCHEDULE_FREE
+    averages = config.get("ema_decay") is not None or config["optimizer"]["name"] == SCHEDULE_FREE
     task = task_config(config.get("task", "classification"))
     return "ema" if averages or task.keeps_average else "params"
 

@@ -15,7 +15,8 @@ from vit_jax.config.run import Config
 from vit_jax.data.device import Batch
 from vit_jax.rng import stream
 from vit_jax.tasks.task import BatchLoss, ComparingLoss, Metrics, Prepare, Teacher, TeacherState
-from vit_jax.train.optimizers import schedule_free_params, without_gradients
+from vit_jax.train.optimizers import schedule_free_params
+from vit_jax.train.parameter_groups import without_gradients
 from vit_jax.train.state import TrainState
 
 # (state, batch, *frozen) -> (state, metrics).
