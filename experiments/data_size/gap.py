@@ -12,6 +12,7 @@ Intervals are 95 %, over test images (paired) and seeds, as in reports.
 """
 
 import argparse
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -29,14 +30,20 @@ from vit_jax.report.runs import read_runs
 from vit_jax.report.scores import VALUE, observe
 from vit_jax.run.metrics import read_metrics
 
-# Percent of a linear probe on the mean colours of 8 x 8 blocks, by the number of images:
-# `experiments.baselines.pixels.score("cifar10", 32, "train[:500]", ...)`.
-PIXELS = {500: 28.4, 2_000: 35.3, 8_000: 39.4, 48_000: 41.1}
+# Has a linear probe on mean colours for each number of images.
+_BASELINES = Path(__file__).parents[1] / "baselines" / "results" / "runs.csv"
 FAMILIES = ("ViT", "hybrid", "ResNet")
-_LOSS = "eval/dev/loss"
+_LOSS, _PROBE = "eval/dev/loss", "linear_probe/cifar10/accuracy_top1"
 _MARKERS = ("<!-- gap -->", "<!-- end of gap -->")
 # (images, family, "chosen" or "shared") -> draws of an accuracy in points; the first is the mean.
 Cells = Mapping[tuple[int, str, str], np.ndarray]
+
+
+def pixel_accuracies() -> dict[int, float]:
+    """Returns number of images -> percent of a linear probe on mean colours."""
+    with _BASELINES.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["label.images"]]
+    return {int(row["label.images"]): 100 * float(row[_PROBE]) for row in rows}
 
 
 def read_finals(folder: Path) -> list[Run]:
@@ -72,14 +79,14 @@ def draw_cells(runs: Sequence[Run]) -> Cells:
 
 def gap_tables(cells: Cells) -> str:
     """Returns the tables of accuracies and of the ResNet's lead, as Markdown."""
-    accuracies, leads = [], []
+    accuracies, leads, pixels = [], [], pixel_accuracies()
     for size in sorted({at[0] for at in cells}):
         found = {family: cells.get((size, family, "chosen")) for family in FAMILIES}
         lead = _lead(cells, size, "ViT", "chosen")
         usual = _lead(cells, size, "ViT", "shared")
         due = None if usual is None or lead is None else usual - lead
         shown = [found[family] for family in FAMILIES]
-        accuracies.append([f"{size:,}", *map(_percent, shown), f"{PIXELS[size]:.1f}"])
+        accuracies.append([f"{size:,}", *map(_percent, shown), f"{pixels[size]:.1f}"])
         differences = (_lead(cells, size, "hybrid", "chosen"), lead, usual, due)
         leads.append([f"{size:,}", *map(_points, differences)])
     header = [

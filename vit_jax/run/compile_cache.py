@@ -46,29 +46,18 @@ def use_compile_cache(place: str | None = AUTO) -> None:
     """
     config: Any = jax.config
     has_one = not config.jax_enable_compilation_cache or config.jax_compilation_cache_dir
-    wants = gather("compare compilation caches", place is not None and not has_one)
-    if not all(wants):
-        if any(wants) and is_first_host():
+    folder = None if place is None or has_one else _folder(place)
+    token = on_first_host("open the compilation cache", lambda: folder and _open(folder))
+    sees = token is not None and folder is not None and _read_token(folder) == token
+    all_see = gather("look for the compilation cache", sees)
+    if folder is None or not all(all_see):
+        if any(all_see) and is_first_host():
             log.warning(
-                "no compilation cache: process %d has another one or none", wants.index(False)
+                "no compilation cache: process %d has another one or none, or does not see %s; set"
+                " compile_cache to a folder or bucket that all hosts share",
+                all_see.index(False),
+                folder,
             )
-        return
-    assert place is not None
-    root = cache_dir() / "compiled" if place == AUTO else user_path(place)
-    facts = compiler_facts(jax.devices()[0])
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-    folder = root / f"jax-{facts['jax']}-{jax.default_backend()}-{digest}"
-    token, problem = on_first_host("open the compilation cache", lambda: _open(folder, facts))
-    if problem is None:
-        sees = gather("look for the compilation cache", _read_token(folder) == token)
-        if not all(sees):
-            problem = (
-                f"process {sees.index(False)} does not see {folder} of process 0; set compile_cache"
-                " to a folder or bucket that all hosts share"
-            )
-    if problem is not None:
-        if is_first_host():
-            log.warning("no compilation cache: %s", problem)
         return
     if is_bucket(folder):
         # XLA keeps measurements of GPU kernels in a local folder only, and JAX locks one only.
@@ -78,39 +67,38 @@ def use_compile_cache(place: str | None = AUTO) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
+def _folder(place: str) -> Path:
+    """Returns the folder for this version of the compilers and, on CPUs, this CPU."""
+    facts = compiler_facts(jax.devices()[0])
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+    root = cache_dir() / "compiled" if place == AUTO else user_path(place)
+    return root / f"jax-{jax.__version__}-{jax.default_backend()}-{digest}"
+
+
 def compiler_facts(device: Any) -> dict[str, str]:
     """Returns what programs for a device depend on beside their computation: versions, the CPU."""
     installed = importlib.metadata.distributions()
     facts = {one.name: one.version for one in installed if _LIBRARIES.fullmatch(one.name)}
-    facts["platform"] = device.client.platform_version
     if device.platform == "cpu":
-        facts["cpu"] = _cpu()
+        cpus = Path("/proc/cpuinfo")  # On Linux.
+        known = cpus.read_text() if cpus.exists() else platform.processor()
+        flags = re.search(r"^(?:flags|Features)\s*:.*$", known, re.MULTILINE)
+        facts["cpu"] = f"{platform.machine()} {os.cpu_count()} {flags[0] if flags else known}"
     return facts
 
 
-def _cpu() -> str:
-    """Returns the CPU's architecture, a hash of its instruction set, and the number of cores."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:  # Not Linux.
-        text = platform.processor()
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    known = " ".join(sorted(flags[1].split())) if flags else text
-    digest = hashlib.sha256(known.encode()).hexdigest()[:8]
-    return f"{platform.machine()} {digest}, {os.cpu_count()} cores"
-
-
-def _open(folder: Path, facts: dict[str, str]) -> tuple[str | None, str | None]:
-    """Returns the random token of the folder, and the problem that prevents its use."""
+def _open(folder: Path) -> str | None:
+    """Returns the random token of the folder; None, and a warning: it cannot be used."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if _read_token(folder) is None:
-            write_json(folder / "about.json", {"token": uuid.uuid4().hex, **facts})
+            write_json(folder / "about.json", {"token": uuid.uuid4().hex})
         if not is_bucket(folder):
             _delete_halves(folder)
+        return _read_token(folder)
     except OSError as error:
-        return None, f"{folder}: {error.strerror or error}"
-    return _read_token(folder), None
+        log.warning("no compilation cache: %s: %s", folder, error.strerror or error)
+        return None
 
 
 def _read_token(folder: Path) -> str | None:
