@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from vit_jax.storage import block_cache as module
+from vit_jax.storage import block_cache, block_files
 from vit_jax.storage.block_cache import BLOCK_BYTES, BlockCache, Part
 from vit_jax.storage.paths import user_path
 
@@ -88,9 +88,9 @@ def test_without_room_neighbours_are_one_request_and_only_they_are_read(
 
 def test_of_data_that_does_not_fit_a_fixed_share_is_kept(bucket, content, tmp_path, monkeypatch):
     # Hashes choose the blocks: of 324 blocks 74 +- 8 are kept, and there is room for 128.
-    monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 16)
-    monkeypatch.setattr(module, "_FILL", 0.6)
-    monkeypatch.setattr(module, "_MAX_GAP_BYTES", 0)  # Not across a block that is kept.
+    monkeypatch.setattr(block_cache, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(block_files, "_FILL", 0.6)
+    monkeypatch.setattr(block_cache, "_MAX_GAP_BYTES", 0)  # Not across a block that is kept.
     for number in range(4):
         user_path(f"{bucket.url}/data/{number}").write_bytes(content)
     objects = user_path(f"{bucket.url}/data").list_objects()
@@ -161,13 +161,13 @@ def test_a_full_disk_does_not_stop_reading(found, content, tmp_path, monkeypatch
 
     cache = BlockCache(tmp_path, GB)
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", full)
+        patch.setattr(block_files.os, "fsync", full)
         for _ in range(2):
             assert cache.read([Part(found, 0, SIZE)]) == [content]
     assert caplog.text.count("cannot cache data") == 1
     assert "No space left" in caplog.text
     # Nor does a disk of which the last twentieth is left.
-    monkeypatch.setattr(module, "_MIN_FREE_FRACTION", 1.1)
+    monkeypatch.setattr(block_files, "_MIN_FREE_FRACTION", 1.1)
     assert BlockCache(tmp_path, GB).read([Part(found, 0, SIZE)]) == [content]
     assert "of the disk is free" in caplog.text
     assert not list(tmp_path.glob("??/*"))

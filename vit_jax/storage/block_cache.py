@@ -14,30 +14,18 @@ Requests run in the background, many at a time, so that a store with a long late
 one nearby.
 """
 
-import contextlib
-import errno
 import functools
-import logging
-import mmap
-import os
 import queue
-import shutil
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
-
-from vit_jax.errors import UserError
+from vit_jax.storage.block_files import BlockFiles
 from vit_jax.storage.bucket_path import StoredObject
-from vit_jax.storage.files import json_text, read_json, write_atomically
 from vit_jax.storage.paths import cache_dir
-
-log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1 << 20
 DEFAULT_LIMIT_GB = 50.0
@@ -48,16 +36,6 @@ _MAX_GAP_BYTES = 1 << 16
 _MAX_REQUEST_BYTES = 8 << 20
 # Parts that were read ahead and not yet used; the oldest are dropped first.
 _MAX_HELD_BYTES = 2 << 30
-# Files that a process maps; Linux allows 65,530.
-_MAX_MAPPED = 1 << 14
-# How full the cache may be, as a fraction of its limit, if the data does not fit into it.
-_FILL = 0.9
-# A process looks after the size of the cache when it has written this fraction of the limit.
-_CHECK_FRACTION = 0.02
-# Fraction of the disk that is left free for others.
-_MIN_FREE_FRACTION = 0.05
-# Age at which the unfinished file of a killed process is deleted.
-_LEFTOVER_S = 3600.0
 
 
 class Part(NamedTuple):
@@ -77,15 +55,12 @@ class BlockCache:
     """
 
     def __init__(self, folder: Path | None, limit_bytes: int):
-        self._folder, self._limit = folder, limit_bytes if folder is not None else 0
+        self._folder, self._limit = folder, limit_bytes
+        self._files = None if folder is None or not limit_bytes else BlockFiles(folder, limit_bytes)
         self._totals: dict[str, int] = {}
-        self._share = 1.0 if self._limit else 0.0
-        self._writable = bool(self._limit)
-        self._unchecked = self._limit  # The first block that is written leads to a check.
+        self._share = 1.0 if self._files else 0.0
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[tuple[Future[bytes], Callable[[], bytes]]] | None = None
-        self._present: set[str] = set()  # Names of blocks that were seen on the disk.
-        self._maps: dict[str, mmap.mmap] = {}  # Name of a block -> its file.
         self._fetching: dict[str, Future[bytes]] = {}  # Name of a block -> its content.
         # Part outside of kept blocks -> answer that holds it, and the part's position in there.
         self._held: dict[Part, tuple[Future[bytes], int]] = {}
@@ -101,8 +76,9 @@ class BlockCache:
         """
         with self._lock:
             self._totals[name] = num_bytes
-            fits = sum(self._totals.values()) <= self._limit * _FILL
-            self._share = 1.0 if fits else self._limit * _FILL / sum(self._totals.values())
+            if self._files is not None:
+                total = max(1, sum(self._totals.values()))
+                self._share = min(1.0, self._files.capacity / total)
 
     @property
     def folder(self) -> Path | None:
@@ -135,15 +111,7 @@ class BlockCache:
 
         The file's `name` must change when the result does, which is JSON.
         """
-        if self._folder is None or not self._limit:
-            return compute()
-        path = self._folder / "lists" / f"{name}.json"
-        with contextlib.suppress(UserError):
-            return read_json(path, list)
-        found = compute()
-        with contextlib.suppress(OSError):
-            write_atomically(path, json_text(found, what=name))
-        return found
+        return compute() if self._files is None else self._files.remembered(name, compute)
 
     def _start(self, pieces: Sequence[tuple[Part, str | None]]) -> None:
         """Starts to read pieces that are neither on the disk nor being read."""
@@ -173,34 +141,12 @@ class BlockCache:
         stop = start + piece.stop - piece.start
         if answer is not None:
             return answer.result()[start:stop]
-        if name is not None:
-            block = self._maps.get(name) or self._map(_block_of(piece), name)
-            if block is not None:
-                return block[start:stop]
-            with self._lock:  # Another process has deleted it, or it is damaged.
-                self._present.discard(name)
-            with contextlib.suppress(OSError):
-                Path(self._file(name)).unlink()
+        if name is not None and self._files is not None:
+            block = _block_of(piece)
+            kept = self._files.open(name, block.stop - block.start)
+            if kept is not None:
+                return kept[start:stop]
         return _request(piece)
-
-    def _map(self, block: Part, name: str) -> mmap.mmap | None:
-        """Maps the file of a block into memory; None: it does not exist, or is too short.
-
-        To read a mapped file takes no system call. After each call a thread would wait until the
-        others give the interpreter's lock back, which halves the speed of small records.
-        """
-        try:
-            with open(self._file(name), "rb") as file:  # noqa: PTH123
-                found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # An empty file is a ValueError.
-            return None
-        if len(found) != block.stop - block.start:
-            return None
-        with self._lock:
-            if len(self._maps) >= _MAX_MAPPED:
-                del self._maps[next(iter(self._maps))]
-            self._maps[name] = found
-        return found
 
     def _pieces(self, part: Part) -> list[tuple[Part, str | None]]:
         """Divides a part: pieces of kept blocks with the block's name, and others with None."""
@@ -220,91 +166,23 @@ class BlockCache:
         name = f"{found.key}-{number:06}"
         if zlib.crc32(name.encode()) >= self._share * 2**32:
             return None
-        return name if self._writable or self._is_present(name) else None
-
-    def _is_present(self, name: str) -> bool:
-        if name not in self._present and Path(self._file(name)).exists():
-            self._present.add(name)
-        return name in self._present
-
-    def _file(self, name: str) -> str:
-        return f"{self._folder}/{name[:2]}/{name}"
+        files = self._files
+        return name if files is not None and (files.writable or files.has(name)) else None
 
     def _fetch_block(self, piece: Part, name: str) -> None:
-        """Starts to read the block of a piece, unless it is on disk."""
-        if name in self._fetching or self._is_present(name):
-            return
-        load = functools.partial(self._load_block, _block_of(piece), name)
-        self._fetching[name] = self._submit(load)
+        """Starts to read the block of a piece and to keep it, unless it is on the disk."""
+        assert self._files is not None
+        if name not in self._fetching and not self._files.has(name):
+            load = functools.partial(self._load_block, self._files, _block_of(piece), name)
+            self._fetching[name] = self._submit(load)
 
-    def _load_block(self, block: Part, name: str) -> bytes:
-        """Reads a block from the bucket and writes it to the disk."""
-        stored = False
+    def _load_block(self, files: BlockFiles, block: Part, name: str) -> bytes:
         try:
-            with self._only_process(name):
-                # Another process may just have read it.
-                content = _read_file(self._file(name), block.stop - block.start)
-                stored = content is not None
-                if content is None:
-                    content = _request(block)
-                    stored = self._store(Path(self._file(name)), content)
-            return content
+            request = functools.partial(_request, block)
+            return files.get(name, block.stop - block.start, request)
         finally:
             with self._lock:
-                if stored:
-                    self._present.add(name)
                 del self._fetching[name]
-
-    @contextlib.contextmanager
-    def _only_process(self, name: str) -> Iterator[None]:
-        """Lets one of several processes fetch a block while the others wait."""
-        assert self._folder is not None
-        with contextlib.ExitStack() as stack:
-            # Without locks, or in a folder that cannot be written, each process reads it.
-            with contextlib.suppress(OSError, NotImplementedError):
-                path = self._folder / "locks" / name[:3]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(filelock.FileLock(path, poll_interval=0.01))
-            yield
-
-    def _store(self, path: Path, content: bytes) -> bool:
-        """Writes a block, whole or not at all. Returns whether it is there."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            self._check_size(len(content))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())  # A crash of the machine must not leave a file of zeros.
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            if self._writable:
-                self._writable = False
-                log.warning("cannot cache data in %s: %s", self._folder, error.strerror or error)
-            return False
-        return True
-
-    def _check_size(self, num_bytes: int) -> None:
-        """Deletes the oldest blocks if the folder exceeds its limit."""
-        with self._lock:
-            self._unchecked += num_bytes
-            if self._unchecked < self._limit * _CHECK_FRACTION:
-                return
-        assert self._folder is not None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        disk = shutil.disk_usage(self._folder)
-        if disk.free < _MIN_FREE_FRACTION * disk.total:
-            raise OSError(errno.ENOSPC, f"less than {_MIN_FREE_FRACTION:.0%} of the disk is free")
-        with self._lock:
-            self._unchecked = 0
-        with (
-            contextlib.suppress(filelock.Timeout, NotImplementedError),  # Another one does it.
-            filelock.FileLock(self._folder / "size.lock", timeout=0),
-        ):
-            _shrink(self._folder, self._limit)
 
     def _submit(self, call: Callable[[], bytes]) -> "Future[bytes]":
         if self._work is None:
@@ -378,35 +256,3 @@ def _block_of(piece: Part) -> Part:
     """Returns the block that a piece is in."""
     start = piece.start - piece.start % BLOCK_BYTES
     return Part(piece.object, start, min(start + BLOCK_BYTES, piece.object.size))
-
-
-def _read_file(path: str, size: int) -> bytes | None:
-    """Returns the content of a file; None: it does not exist, or has another size."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError:
-        return None
-    return content if len(content) == size else None
-
-
-def _shrink(folder: Path, limit: int) -> None:
-    """Deletes the oldest blocks until the folder is below its limit, and what killed ones left."""
-    blocks, total, now = [], 0, time.time()
-    for group in [entry for entry in os.scandir(folder) if len(entry.name) == 2]:
-        for entry in os.scandir(group):
-            with contextlib.suppress(FileNotFoundError):
-                facts = entry.stat()
-                if entry.name.startswith("."):
-                    if now - facts.st_mtime > _LEFTOVER_S:
-                        Path(entry).unlink()
-                    continue
-                blocks.append((facts.st_mtime, facts.st_size, entry.path))
-                total += facts.st_size
-    if total <= limit:
-        return
-    for _, size, path in sorted(blocks):
-        with contextlib.suppress(FileNotFoundError):
-            Path(path).unlink()
-        total -= size
-        if total <= limit * _FILL:
-            return
