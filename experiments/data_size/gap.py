@@ -100,8 +100,8 @@ def gap_tables(cells: Cells) -> str:
         [
             markdown_table(["images", *FAMILIES, "pixels"], accuracies),
             "Lead of the ResNet, in percentage points. *Usual heads and one rate*: class token"
-            " (ViT), average pooling (ResNet), 2.5e-3; *change*: by these instead of the chosen"
-            " ones:",
+            " (ViT), average pooling (ResNet), 2.5e-3; *change*: how much the lead then differs"
+            " from that with chosen heads and rates:",
             markdown_table(header, leads),
         ]
     )
@@ -123,9 +123,10 @@ def trend(cells: Cells) -> str:
         known = {size: lead for size, lead in sorted(leads.items()) if lead is not None}
         if len(known) > 1:
             (small, first), *_, (large, last) = known.items()
-            changes.append(f"over the {behind} by {_points(last - first)}")
-            ends = f"From {small:,} to {large:,} images the ResNet's lead changes "
-    return f"{ends}{' and '.join(changes)} points." if changes else ""
+            change = "by" if changes else "changes by"
+            changes.append(f"over the {behind} {change} {_points(last - first)}")
+            ends = f"From {small:,} to {large:,} images the ResNet's lead "
+    return f"{ends}{', and '.join(changes)} points." if changes else ""
 
 
 def still_falling(runs: Sequence[Run]) -> str:

@@ -100,7 +100,7 @@ def test_the_lead_of_the_resnet_and_what_of_it_is_head_and_rate(gap, tmp_path):
     low, high = map(float, tables[1][0][2].split("[")[1].strip("]").split(", "))
     assert low < 10 < high
     assert gap["trend"](cells).startswith(
-        "From 500 to 8,000 images the ResNet's lead changes over the ViT by -6.0 ["
+        "From 500 to 8,000 images the ResNet's lead over the ViT changes by -6.0 ["
     )
     assert gap["still_falling"](runs).splitlines()[2] == "| ViT | -0.10 | -0.10 |"
     assert "| hybrid | token, 0.006 |" in gap["settings_table"](runs)

@@ -216,7 +216,7 @@ def test_the_advice_for_an_option_that_a_format_cannot_hold_works(tmp_path, form
     random_weights(source, **options)
     with pytest.raises(WeightsError) as caught:
         save(load(source), tmp_path / f"there{end}", format)
-    assert "use --format=orbax" in caught.value.fix
+    assert "use format orbax" in caught.value.fix
     save(load(source), tmp_path / "other", "orbax")
     changed = re.search(r"convert with --model\.(\S+),", caught.value.fix)
     is_free = next(iter(options)) in ("norm_epsilon", "gelu_approximate")

@@ -59,14 +59,14 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         raise WeightsError(
             f"{loaded.options.name}, which has a 3x3 root for small images",
             "a ResNet with the 7x7 root of BiT",
-            "use --format=orbax, which holds every model",
+            "use format orbax, which holds every model",
         )
     assert isinstance(loaded.options, ResNetConfig)
     if loaded.options.pooling != "gap":
         raise WeightsError(
             f"model.pooling = {loaded.options.pooling!r} in format big_transfer",
             "'gap'",
-            "use --format=orbax, which holds every model",
+            "use format orbax, which holds every model",
         )
     tensors = write_rows(name_table(shape), parameters(loaded.model))
     head = "resnet/head/conv2d/kernel"

@@ -286,6 +286,6 @@ def write_rows(rows: Sequence[Row], params: Mapping[str, Any]) -> dict[str, np.n
         raise WeightsError(
             f"parameter '{min(left)}', which has no name in that format",
             "a model that the format can represent",
-            "use --format=orbax, which holds every model",
+            "use format orbax, which holds every model",
         )
     return tensors

@@ -125,7 +125,7 @@ def image_of(loaded: "Loaded") -> "Loaded":
         raise WeightsError(
             f"a pair with the image tower {options.image.name}",
             "a ViT or a hybrid",
-            "use --format=orbax, which holds every model",
+            "use format orbax, which holds every model",
         )
     return dataclasses.replace(loaded, options=options.image, model=model.image, num_classes=0)
 
@@ -143,5 +143,5 @@ def check_pair(options: TwoTowersConfig, format: str, allowed: Mapping[str, tupl
             raise WeightsError(
                 f"model.{name} = {value!r} in format {format}",
                 " or ".join(map(repr, values)),
-                "use --format=orbax, which holds every model",
+                "use format orbax, which holds every model",
             )

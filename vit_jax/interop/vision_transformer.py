@@ -132,7 +132,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         raise WeightsError(
             f"{options.name}, whose stem is for small images",
             "a stem with a 7x7 root",
-            "use --format=orbax, which holds every model",
+            "use format orbax, which holds every model",
         )
     square_side(loaded)  # The files do not store the grid of the position table.
     parts, table = parts_of(together=has_class_token), table_of(has_class_token)

@@ -164,7 +164,7 @@ def checked_options(
     for name, values in {**_REPRESENTABLE, **allowed}.items():
         value = getattr(options, name)
         if value not in values:
-            fix = "use --format=orbax, which holds every model"
+            fix = "use format orbax, which holds every model"
             if _weights_fit(loaded, {name: values[0]}):
                 changed = f"--model.{name}={values[0]}"
                 fix += f", or convert with {changed}, which changes the model's output"
