@@ -1,4 +1,4 @@
-"""What do models score that have learned nothing? Untrained models, frozen.
+"""What do models that have learned nothing score? Untrained models, frozen.
 
     TFDS_DATA_DIR=DATA python -m vit_jax sweep --sweep=experiments/baselines/sweep.py
         --workdir=runs/baselines --at_once=2
@@ -41,7 +41,7 @@ def get_report(arg: str = "") -> dict[str, Any]:
     probe = "linear_probe/{dataset}/accuracy_top1"
     return {
         "title": "Trivial baselines",
-        "question": "What do models score that have learned nothing?",
+        "question": "What do models that have learned nothing score?",
         "tables": [
             {"metric": few_shot, "rows": "model", "columns": "dataset+shots"},
             {"metric": probe, "rows": "model", "columns": "dataset", "where": {"images": ""}},

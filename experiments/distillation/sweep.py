@@ -68,6 +68,6 @@ REPORT = {
             "title": "Test accuracy of the teacher",
         },
     ],
-    "plots": [],
-    "curves": [{"series": "student", **_STUDENTS}],
+    "plots": [{"x": "student", "y": _TEST, "title": "Test accuracy of the students", **_STUDENTS}],
+    "curves": [],
 }
