@@ -97,8 +97,8 @@ def test_the_proposed_mesh_and_split_train(capsys, tmp_path, digits_dir):
 def test_a_format_that_cannot_hold_a_model_names_one_that_can(capsys, tmp_path, name):
     model = ["untrained:ViT-Pico/4", "--model.pooling=flatten"]
     line = user_error(capsys, ["convert", *model, str(tmp_path / "weights"), f"--format={name}"])
-    other = re.findall(r"use (--format=\w+)", line)[0]
-    assert main(["convert", *model, str(tmp_path / "other"), other]) == 0
+    other = re.findall(r"use format (\w+)", line)[0]
+    assert main(["convert", *model, str(tmp_path / "other"), f"--format={other}"]) == 0
     vit_jax.load_pretrained(tmp_path / "other")
 
 

@@ -121,7 +121,7 @@ def bounds(metric: str) -> tuple[float, float]:
 def title_of(name: str) -> str:
     """Returns the heading for a metric or column.
 
-    >>> title_of("eval/test/accuracy_top1"), title_of("knn/{dataset}/accuracy_top1")
+    >>> title_of("eval/test@p{size}/accuracy_top1"), title_of("knn/{dataset}/accuracy_top1")
     ('Top-1 accuracy, test', 'Nearest-neighbour top-1 accuracy')
     """
     if "+" in name:
@@ -131,7 +131,9 @@ def title_of(name: str) -> str:
         return name  # A config key.
     first, *middle, last = name.split("/") if "/" in name else ("", name)
     text = FROZEN_FEATURES.get(first, "") + _TITLES.get(last, last.replace("_", " "))
-    details = [part.replace("_shot", "-shot") for part in middle if not part.startswith("{")]
+    details = [part for part in middle if not part.startswith("{")]
+    # "test@p{size}" has a value for each size of patches.
+    details = [part.partition("@p{")[0].replace("_shot", "-shot") for part in details]
     text = ", ".join([text, *details])
     return text[:1].upper() + text[1:]
 
