@@ -55,7 +55,7 @@ class BlockCache:
     """
 
     def __init__(self, folder: Path | None, limit_bytes: int):
-        self._folder, self._limit = folder, limit_bytes
+        self.folder, self._limit = folder, limit_bytes
         self._files = None if folder is None or not limit_bytes else BlockFiles(folder, limit_bytes)
         self._totals: dict[str, int] = {}
         self._share = 1.0 if self._files else 0.0
@@ -67,7 +67,7 @@ class BlockCache:
         self._held_bytes = 0
 
     def __reduce__(self):
-        return _restore, (self._folder, self._limit, self._totals)
+        return _restore, (self.folder, self._limit, self._totals)
 
     def add_data(self, name: str, num_bytes: int) -> None:
         """Tells the cache how large a dataset is that will be read, so that it knows what fits.
@@ -79,10 +79,6 @@ class BlockCache:
             if self._files is not None:
                 total = max(1, sum(self._totals.values()))
                 self._share = min(1.0, self._files.capacity / total)
-
-    @property
-    def folder(self) -> Path | None:
-        return self._folder
 
     @property
     def share(self) -> float:
@@ -107,10 +103,7 @@ class BlockCache:
         return contents
 
     def remembered(self, name: str, compute: Callable[[], list[Any]]) -> list[Any]:
-        """Returns what was computed before and kept in the folder, or computes and keeps it.
-
-        The file's `name` must change when the result does, which is JSON.
-        """
+        """Returns what `BlockFiles.remembered` does; without a folder, it is always computed."""
         return compute() if self._files is None else self._files.remembered(name, compute)
 
     def _start(self, pieces: Sequence[tuple[Part, str | None]]) -> None:
@@ -178,8 +171,7 @@ class BlockCache:
 
     def _load_block(self, files: BlockFiles, block: Part, name: str) -> bytes:
         try:
-            request = functools.partial(_request, block)
-            return files.get(name, block.stop - block.start, request)
+            return files.get(name, block.stop - block.start, lambda: _request(block))
         finally:
             with self._lock:
                 del self._fetching[name]

@@ -63,8 +63,7 @@ class BlockFiles:
         To read a mapped file takes no system call. After each call a thread would wait until the
         others give the interpreter's lock back, which halves the speed of small records.
         """
-        found = self._maps.get(name)
-        if found is not None:
+        if (found := self._maps.get(name)) is not None:
             return found
         try:
             with self._path(name).open("rb") as file:
@@ -94,7 +93,7 @@ class BlockFiles:
             return content
 
     def remembered(self, name: str, compute: Callable[[], list[Any]]) -> list[Any]:
-        """Returns a list of JSON that was kept in the folder, or computes and keeps it."""
+        """Returns JSON kept under a `name` that changes with it, or computes and keeps it."""
         path = self._folder / "lists" / f"{name}.json"
         with contextlib.suppress(UserError):
             return read_json(path, list)

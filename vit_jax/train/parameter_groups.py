@@ -28,19 +28,17 @@ def by_layer(base: optax.GradientTransformation, params: Any) -> optax.GradientT
             return base.update(updates, state, params)
         return jax.vmap(base.update)(updates, state, params)
 
+    def label(name: str, _: Any) -> str:
+        match = _STACK.match(name)
+        return "plain" if match is None else match[0].replace("/", "_")
+
     def labels(params: Any) -> Any:
-        return map_named(lambda name, _: _stack_of(name) or "plain", params)
+        return map_named(label, params)
 
     # One transformation for each stack, because their depths differ.
     each = optax.GradientTransformation(init, update)
     stacks = {label for label in jax.tree.leaves(labels(params)) if label != "plain"}
     return optax.partition({"plain": base, **dict.fromkeys(sorted(stacks), each)}, labels)
-
-
-def _stack_of(name: str) -> str | None:
-    """Returns a label for the stack that contains a parameter, e.g. "encoder_blocks", if any."""
-    match = _STACK.match(name)
-    return None if match is None else match[0].replace("/", "_")
 
 
 def weight_decay_mask(config: OptimizerConfig, params: Any) -> Any:
