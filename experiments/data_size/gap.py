@@ -5,8 +5,8 @@
 Reads the finished runs of `sweep.py:small` and prints a table: test accuracies with the head and
 learning rate that were chosen for each model and size, the lead of the ResNet over the ViT and the
 hybrid in points, the same lead with the usual heads and one shared rate, and the difference of the
-two. Then the change of the lead from the smallest to the largest size, and by how much
-the held-out loss still falls in the last quarter of the runs.
+two. Then the change of the lead from the smallest to the largest size, the chosen heads and rates,
+and by how much the held-out loss still falls in the last quarter of the runs.
 
 Intervals are 95 %, over test images (paired) and seeds, as in reports.
 """
@@ -129,36 +129,28 @@ def trend(cells: Cells) -> str:
     return f"{ends}{', and '.join(changes)} points." if changes else ""
 
 
-def still_falling(runs: Sequence[Run]) -> str:
-    """Returns a table of how much the held-out loss changes in the last quarter of the runs."""
-    found: dict[tuple[int, str], list[float]] = {}
+def settings_table(runs: Sequence[Run]) -> str:
+    """Returns the chosen heads and rates, and the change of the held-out loss, as Markdown.
+
+    "(edge)" marks the smallest or largest rate that was tried. The change is that of the last
+    quarter of the runs, the mean over seeds.
+    """
+    chosen: dict[tuple[int, str], str] = {}
+    changes: dict[tuple[int, str], list[float]] = {}
     for run in runs:
         if run.labels["settings"] == "chosen":
+            at = int(run.train_examples or 0), run.labels["family"]
+            rate = float(run.config["optimizer.learning_rate"])
+            edge = " (edge)" if rate in (min(SMALL_RATES), max(SMALL_RATES)) else ""
+            chosen[at] = f"{run.config['model.pooling']}, {rate:g}{edge}"
             rows = read_metrics(run.path / "metrics.jsonl")
             losses = {row["step"]: row[_LOSS] for row in rows if _LOSS in row}
             last = max(losses)
             before = max(step for step in losses if step <= 0.76 * last)
-            at = int(run.train_examples or 0), run.labels["family"]
-            found.setdefault(at, []).append(losses[last] - losses[before])
-    sizes = sorted({size for size, _ in found})
-    lines = [
-        [family, *(f"{np.mean(found.get((size, family), [np.nan])):+.2f}" for size in sizes)]
-        for family in FAMILIES
-    ]
-    return markdown_table(["images", *(f"{size:,}" for size in sizes)], lines)
-
-
-def settings_table(runs: Sequence[Run]) -> str:
-    """Returns the chosen heads and rates; "(edge)": the smallest or largest rate that was tried."""
-    chosen: dict[tuple[int, str], str] = {}
-    for run in runs:
-        if run.labels["settings"] == "chosen":
-            rate = float(run.config["optimizer.learning_rate"])
-            edge = " (edge)" if rate in (min(SMALL_RATES), max(SMALL_RATES)) else ""
-            at = int(run.train_examples or 0), run.labels["family"]
-            chosen[at] = f"{run.config['model.pooling']}, {rate:g}{edge}"
-    sizes = sorted({size for size, _ in chosen})
-    lines = [[family, *(chosen.get((size, family), "–") for size in sizes)] for family in FAMILIES]
+            changes.setdefault(at, []).append(losses[last] - losses[before])
+    cells = {at: f"{text}; {np.mean(changes[at]):+.2f}" for at, text in chosen.items()}
+    sizes = sorted({size for size, _ in cells})
+    lines = [[family, *(cells.get((size, family), "–") for size in sizes)] for family in FAMILIES]
     return markdown_table(["images", *(f"{size:,}" for size in sizes)], lines)
 
 
@@ -193,10 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [
             gap_tables(cells),
             trend(cells),
-            "Chosen heads and rates; *edge*: the largest or smallest rate that was tried:\n\n"
+            "Chosen heads and rates (*edge*: the largest or smallest rate that was tried), and the"
+            " change of the held-out loss in the last quarter of the runs:\n\n"
             f"{settings_table(runs)}",
-            "Change of the held-out loss in the last quarter of the runs:\n\n"
-            f"{still_falling(runs)}",
         ]
     )
     print(text)
