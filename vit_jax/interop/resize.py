@@ -75,11 +75,11 @@ def _shape_error(
     height = rows * target.image_size[0] // target.new_grid[0]
     width = columns * target.image_size[1] // target.new_grid[1]
     return WeightsError(
-        f"{label} for {rows}x{columns} patches, in a model with"
+        f"{label} for a grid of {rows}x{columns} patches, in a model with"
         f" {target.new_grid[0]}x{target.new_grid[1]} patches",
         "the same number, because the size of this parameter depends on it",
         f"set {ARGUMENT} to {height if height == width else (height, width)}"
-        + (", or ask for a new head" if is_head(name) else ""),
+        + (", or ask for a new head (keep_head=False or --new_head)" if is_head(name) else ""),
         argument="image_size",
     )
 

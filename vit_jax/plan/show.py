@@ -17,8 +17,9 @@ _ROWS = 6
 
 _NOTES: tuple[str, ...] = (
     "Memory is the compiler's plan. Times are the program's work divided by the chip's published"
-    " rates. Nothing was run. The best case is the longest of these times: real steps are slower."
-    " Without overlap, the times add up. Data loading, evaluation and checkpoints are left out.",
+    " rates. Nothing was run. The best case is the longest of these times: real steps are usually"
+    " slower. Without overlap, the times add up. Data loading, evaluation and checkpoints are left"
+    " out.",
     "FLOPs are counted in the traced program with loops and recomputation. MFU counts only model"
     " FLOPs. Memory traffic counts each operand and result of a compiled instruction once. It is"
     " too high if an instruction reads only part of an operand, and it ignores caches.",
