@@ -17,7 +17,7 @@ from pathlib import Path
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # The intervals of these pair test images: they need the predictions in the run folders, which are
 # not committed.
-_PAIRED = {"data_size", "distillation", "transfer"}
+_PAIRED = {"data_size", "distillation", "flexible_patches", "transfer"}
 NAMES = sorted({p.parent.parent.name for p in EXPERIMENTS.glob("*/results/runs.csv")} - _PAIRED)
 # Columns that are neither settings nor result figures.
 _ABOUT = {"name", "state", "stage", "model", "dataset", "seed", "init_from", "device",
@@ -69,9 +69,12 @@ def _write_run(row, folder, selection):
         settings["checkpoint" if command == "fewshot" else "init_from"] = str(
             (folder / row["init_from"]).absolute()
         )
-    count, _, kind = row["device"].partition(" x ")
-    environment = {"device_count": int(count), "device_kind": kind, "packages": {"jax": "0.10.2"},
-                   "git_revision": row["git_revision"]}  # fmt: skip
+    environment = {}  # Scripts write none.
+    if row["device"]:
+        count, _, kind = row["device"].partition(" x ")
+        environment = {"device_count": int(count), "device_kind": kind,
+                       "packages": {"jax": "0.10.2"},
+                       "git_revision": row["git_revision"]}  # fmt: skip
     job = {
         "name": row["name"],
         "stage": row["stage"] or None,
