@@ -69,12 +69,10 @@ def _write_run(row, folder, selection):
         settings["checkpoint" if command == "fewshot" else "init_from"] = str(
             (folder / row["init_from"]).absolute()
         )
-    environment = {}  # Scripts write none.
-    if row["device"]:
+    environment = {"packages": {"jax": "0.10.2"}, "git_revision": row["git_revision"]}
+    if row["device"]:  # Scripts write none.
         count, _, kind = row["device"].partition(" x ")
-        environment = {"device_count": int(count), "device_kind": kind,
-                       "packages": {"jax": "0.10.2"},
-                       "git_revision": row["git_revision"]}  # fmt: skip
+        environment |= {"device_count": int(count), "device_kind": kind}
     job = {
         "name": row["name"],
         "stage": row["stage"] or None,

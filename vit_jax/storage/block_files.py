@@ -93,7 +93,7 @@ class BlockFiles:
             return content
 
     def remembered(self, name: str, compute: Callable[[], list[Any]]) -> list[Any]:
-        """Returns JSON kept under a `name` that changes with it, or computes and keeps it."""
+        """Returns the list kept under `name`, or computes it. A new list has a new name."""
         path = self._folder / "lists" / f"{name}.json"
         with contextlib.suppress(UserError):
             return read_json(path, list)
