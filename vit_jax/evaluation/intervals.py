@@ -1,7 +1,14 @@
-"""95 % intervals of means over images: bootstrap and Wilson's."""
+"""95 % intervals of means over images: bootstrap and Wilson's.
+
+Draws come from the raw bits of Philox, whose stream NumPy promises to keep. The streams of the
+methods of `np.random.Generator` change between NumPy's versions, and intervals with them.
+"""
+
+import itertools
+from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int, UInt32
 
 from vit_jax.rng import generator
 
@@ -15,8 +22,42 @@ def resample_means(values: Float[np.ndarray, "M *N"], images: str) -> Float[np.n
     The same name `images` of a set and the same number of images give the same draws, so that
     differences of two results are paired.
     """
-    rng, size = generator(0, f"images: {images}", 0), len(values)
-    return np.array([values[rng.integers(size, size=size)].mean(0) for _ in range(DRAWS)])
+    draws = zip(range(DRAWS), _resamples(f"images: {images}", len(values)), strict=False)
+    return np.array([values[indices].mean(0) for _, indices in draws])
+
+
+def _resamples(name: str, size: int) -> Iterator[Int[np.ndarray, " M"]]:
+    """Yields sets of `size` indices below `size`, drawn with replacement, without end.
+
+    Source: Lemire, 2019, doi:10.1145/3230636.
+    """
+    skipped, drawn = (2**32 - size) % size, np.empty(0, np.int64)
+    words = _words(name, size)
+    while True:
+        while len(drawn) < size:
+            products = next(words).astype(np.uint64) * np.uint64(size)
+            kept = products[products % np.uint64(2**32) >= skipped]
+            drawn = np.concatenate([drawn, (kept >> np.uint64(32)).astype(np.int64)])
+        yield drawn[:size]
+        drawn = drawn[size:]
+
+
+def in_random_order(values: Float[np.ndarray, " M"], name: str) -> Float[np.ndarray, " M"]:
+    """Returns the values in an order that the name decides (Fisher and Yates)."""
+    words = itertools.chain.from_iterable(block.tolist() for block in _words(name, len(values)))
+    order = list(range(len(values)))
+    for last in range(len(values) - 1, 0, -1):
+        bits = (1 << last.bit_length()) - 1
+        place = next(number for word in words if (number := word & bits) <= last)
+        order[last], order[place] = order[place], order[last]
+    return values[order]
+
+
+def _words(name: str, count: int) -> Iterator[UInt32[np.ndarray, " N"]]:
+    """Yields the random 32-bit words of a stream, at least `count` at a time."""
+    bits = generator(0, name, 0).bit_generator
+    while True:
+        yield bits.random_raw((count + 1) // 2).astype("<u8").view("<u4")
 
 
 def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:

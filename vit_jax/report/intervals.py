@@ -25,11 +25,16 @@ import pandas as pd
 
 from vit_jax.errors import FileError
 from vit_jax.evaluation.correct import Correctness, correct_file, read_correct
-from vit_jax.evaluation.intervals import DRAWS, interval, resample_means, wilson_interval
+from vit_jax.evaluation.intervals import (
+    DRAWS,
+    in_random_order,
+    interval,
+    resample_means,
+    wilson_interval,
+)
 from vit_jax.report.labels import BLOCK_MEANS, bounds, is_fraction, lower_first, title_of
 from vit_jax.report.run import Run
 from vit_jax.report.scores import METRIC, POOL, VALUE
-from vit_jax.rng import generator
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +110,7 @@ def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
         if freedom:
             squares = sum(float(np.var(values)) * len(values) for values in pool)
             deviation = np.sqrt(squares / freedom / len(cell))
-            draws = draws + deviation * _draw_t(freedom, f"seeds: {name}")
+            draws = draws + deviation * _draw("t", f"seeds: {name}", freedom)
         rows.append((draws, images, paired, freedom, sum(len(values) > 1 for values in pool)))
     index = pd.MultiIndex.from_tuples(list(cells), names=keys)
     return pd.DataFrame(rows, index=index, columns=_DRAWN)
@@ -217,16 +222,16 @@ def _draw_images(cell: pd.DataFrame, name: str) -> tuple[np.ndarray, int, str]:
     if not images:
         return np.zeros(DRAWS), 0, ""
     share = min(max(mean, 0.0), 1.0)
-    draws = generator(0, f"images: {name}", 0).binomial(images, share, DRAWS) / images
-    return draws - share, images, ""
+    draws = _draw("binom", f"images: {name}", images, share)
+    return draws / images - share, images, ""
 
 
-def _draw_t(freedom: int, name: str) -> np.ndarray:
-    """Returns DRAWS quantiles of Student's t distribution, equally likely, in random order."""
+def _draw(distribution: str, name: str, *parameters: float) -> np.ndarray:
+    """Returns DRAWS equally likely quantiles of a distribution of SciPy, in random order."""
     from scipy import stats
 
-    quantiles = stats.t.ppf((np.arange(DRAWS) + 0.5) / DRAWS, freedom)
-    return generator(0, name, 0).permutation(quantiles)
+    levels = (np.arange(DRAWS) + 0.5) / DRAWS
+    return in_random_order(getattr(stats, distribution).ppf(levels, *parameters), name)
 
 
 def _correctness(run: Run, metric: str, value: float) -> Correctness | None:
