@@ -67,7 +67,7 @@ def configured(tmp_path, monkeypatch):
     """A function that returns the config with which `fit` trains, without training."""
     caches = []
 
-    def save(config, folder, stop, verbose):
+    def save(config, folder, stop, verbose, new_code):
         write_json(folder / "config.json", config.to_mapping())
 
     monkeypatch.setattr(loop, "train", save)

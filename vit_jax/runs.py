@@ -90,6 +90,7 @@ def fit(
     model: str | None = None,
     data: str | Path | None = None,
     verbose: bool = True,
+    new_code: bool = False,
 ) -> LoadedRun:
     """Trains a model with the trainer of `python -m vit_jax train`, on this process's devices.
 
@@ -107,6 +108,8 @@ def fit(
         data: a folder of images, one subfolder per class, or the name of a TFDS dataset; it
             replaces the recipe's.
         verbose: whether to print the progress.
+        new_code: whether to resume a run that was last run with other code or packages. The result
+            is then not bit for bit that of a run that never stopped.
 
     Returns:
         The run.
@@ -134,7 +137,7 @@ def fit(
     use_compile_cache(config.compile_cache)
     with shown_log(verbose, "stdout"), StopSignals() as stop:
         try:
-            train(config, folder, stop, verbose=verbose)
+            train(config, folder, stop, verbose=verbose, new_code=new_code)
         except Stopped as stopped:
             _LOGGER.info("stopped and saved at step %d; call fit again to resume", stopped.step)
     return load_run(folder)

@@ -40,7 +40,7 @@ from experiments.synthetic_attention.models import (
     reach,
 )
 from vit_jax.rng import stream
-from vit_jax.run.folder import environment
+from vit_jax.run.environment import environment
 from vit_jax.storage.files import write_json
 
 # Tokens at a time when measuring: long sequences have many attention weights.

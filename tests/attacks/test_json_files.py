@@ -23,7 +23,8 @@ CONTENTS = {
 }
 VALUES = [None, [], {}, "", "x", -1, 0, 1.5, 10**30, True, [[]], {"a": {"b": 1}}]
 # Files that a command may write again, because they say what it has found.
-WRITTEN = {"report", "metrics.jsonl", "sessions.jsonl", "env.json", "init.json", "examples-0.jsonl"}
+WRITTEN = {"report", "metrics.jsonl", "sessions.jsonl", "env.json", "environments.jsonl",
+           "init.json", "examples-0.jsonl"}  # fmt: skip
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sharding info not provided"),  # One device here.

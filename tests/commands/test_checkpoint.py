@@ -9,7 +9,7 @@ from vit_jax.config.run import CheckpointConfig
 from vit_jax.run.about import choose_checkpoint
 from vit_jax.run.checkpoints import CheckpointFolder
 from vit_jax.run.damage import read_about, read_item
-from vit_jax.run.folder import git_revision
+from vit_jax.run.environment import git_revision
 from vit_jax.train.state import TrainState
 
 CONFIG = {"seed": 3, "model": {"name": "ViT-Ti/16", "depth": None}, "mesh": {"rules": []}}

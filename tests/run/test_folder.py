@@ -7,7 +7,8 @@ from small_config import small_mapping
 
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, RunFolderError
-from vit_jax.run.folder import RunFolder, git_revision, read_config
+from vit_jax.run.environment import git_revision
+from vit_jax.run.folder import RunFolder, read_config
 
 
 def config(**changes) -> Config:

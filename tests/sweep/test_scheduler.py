@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vit_jax.errors import SweepError
+from vit_jax.errors import RunFolderError, SweepError
+from vit_jax.run import environment
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.job_folder import (
     Attempt,
@@ -103,10 +104,12 @@ class FakeExecutor(Executor):
 class Run:
     """One launch of a sweep."""
 
-    def __init__(self, folder, executor=None, *, entries=None, retry_failed=False, stop=None):
+    def __init__(
+        self, folder, executor=None, *, entries=None, retry_failed=False, stop=None, new_code=False
+    ):
         entries = entries or (Job(TINY, name="pretrain"), selection())
         self.said, self.executor = [], executor or FakeExecutor()
-        self.plan = Plan(Sweep("s.py", entries), folder)
+        self.plan = Plan(Sweep("s.py", entries), folder, new_code=new_code)
         open_sweep(self.plan, self.said.append)
         shown = []
         scheduler = Scheduler(
@@ -291,6 +294,23 @@ def test_the_folder_of_another_sweep_is_not_changed(tmp_path):
     # A sweep that gains jobs is the same sweep.
     more = (Job(TINY, name="other"), Job(TINY, name="pretrain"))
     assert Run(tmp_path, entries=more).executor.submitted == ["other"]
+
+
+def test_a_sweep_compares_its_code_once_before_its_first_job(tmp_path, monkeypatch):
+    pretrain = Job(TINY, name="pretrain")
+    other = Job(None, command="fewshot", arguments=["job:pretrain"], name="other")
+    Run(tmp_path, entries=[pretrain])
+    monkeypatch.setattr(environment, "hash_of_sources", lambda: "edited")
+    before = (tmp_path / "sweep.json").read_bytes()
+    with pytest.raises(RunFolderError, match="was last run with other code"):
+        Run(tmp_path, entries=[pretrain, other])
+    assert (tmp_path / "sweep.json").read_bytes() == before
+    assert Run(tmp_path, entries=[pretrain]).executor.submitted == []  # All jobs are finished.
+    more = Run(tmp_path, entries=[pretrain, other, Job(TINY, name="more")], new_code=True)
+    assert sorted(more.executor.submitted) == ["more", "other"]
+    assert "--new_code" in more.plan.jobs["more"].command()
+    assert "--new_code" not in more.plan.jobs["other"].command()
+    assert "--new_code" not in Plan(Sweep("s.py", [pretrain]), tmp_path).jobs["pretrain"].command()
 
 
 def scored(*values):

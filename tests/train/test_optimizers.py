@@ -101,7 +101,6 @@ SHAPES = {
 }
 # One optimizer of each kind. All others are tested with the slow tests.
 KINDS = {"adamw", "muon", "lamb", "adafactor", "schedule_free_adamw", "sgd"}
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:optax")
 
 
 def others_are_slow(names):

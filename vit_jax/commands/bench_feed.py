@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Runs the command and returns its exit code."""
     from vit_jax.bench.feed import Rate, measure_feed
     from vit_jax.data.sources import class_count, open_training_data
-    from vit_jax.run.folder import environment
+    from vit_jax.run.environment import environment
 
     config = _config(args, overrides)
     data = config.data

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     from vit_jax.config.flexible import trained_variants
     from vit_jax.models.registry import default_image_size
     from vit_jax.run.compile_cache import use_compile_cache
-    from vit_jax.run.folder import environment
+    from vit_jax.run.environment import environment
     from vit_jax.tasks.task import num_patches
 
     rows: list[dict[str, Any]] = []

@@ -66,7 +66,7 @@ def started(
     """
     from vit_jax.parallel.processes import connected
     from vit_jax.run.compile_cache import AUTO, use_compile_cache
-    from vit_jax.run.folder import code_versions
+    from vit_jax.run.environment import code_versions
 
     launch = detect(args.cluster, args.coordinator, args.num_processes, args.process_id)
     flat = _flat(config.to_mapping())

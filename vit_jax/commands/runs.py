@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax.run.environment import CHANGED_CODE
 from vit_jax.run.find import find_runs
 from vit_jax.run.job_folder import read_all
 from vit_jax.run.status import STATES, RunStatus, read_status
@@ -133,6 +134,7 @@ def _table(rows: list[_Row]) -> "Table":
     table.add_column("state", overflow="fold")
     for name, status in rows:
         state = f"{status.state}: {status.note}" if status.note else status.state
+        state += f", {CHANGED_CODE}" if status.changed_code else ""
         ago = None if status.updated is None else max(time.time() - status.updated, 0)
         table.add_row(
             escape(name),

@@ -70,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most jobs at the same time; local jobs (1) share the machine's devices",
     )
     parser.add_argument("--retry_failed", action="store_true", help="run failed jobs again")
+    parser.add_argument(
+        "--new_code",
+        action="store_true",
+        help="continue a sweep, and resume its jobs, although code or packages have changed",
+    )
 
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -92,7 +97,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         log.info("sweep folder: %s (--workdir chooses another)", folder)
     check_scheme(folder)
     check_output_folder(folder, ["jobs"])
-    plan = Plan(read_sweep(args.sweep), folder)
+    plan = Plan(read_sweep(args.sweep), folder, new_code=args.new_code)
     with launcher_lock(plan.folder):
         if args.executor == _PRINT:
             return _print_commands(plan)

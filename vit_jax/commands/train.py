@@ -39,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use only kernels whose results are equal in every run: slower on GPU, no change on"
         " CPU and TPU",
     )
+    parser.add_argument(
+        "--new_code",
+        action="store_true",
+        help="resume a run whose code or packages have changed since it was last run; the result is"
+        " then not bit for bit that of a run that never stopped",
+    )
     add_process_arguments(parser)
 
 
@@ -54,7 +60,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         config = load_config(args.config, overrides, partial(_auto_model, args.workdir))
         with started(args, config, lambda: stop.requested):
             workdir = args.workdir or _default_workdir(args.config)
-            return _train(config, workdir, stop, args.began_s)
+            return _train(config, workdir, stop, args.began_s, new_code=args.new_code)
 
 
 def _default_workdir(config: str) -> Path:
@@ -85,7 +91,9 @@ def _auto_model(workdir: Path | None, config: Config) -> dict[str, Any]:
     return model_of_weights(config, workdir)
 
 
-def _train(config: Config, workdir: Path, stop: StopSignals, began_s: float) -> int:
+def _train(
+    config: Config, workdir: Path, stop: StopSignals, began_s: float, *, new_code: bool
+) -> int:
     from vit_jax.parallel.processes import is_first_host
     from vit_jax.report.confusion import draw_confusions
     from vit_jax.report.run_curves import draw_curves
@@ -93,7 +101,7 @@ def _train(config: Config, workdir: Path, stop: StopSignals, began_s: float) -> 
     from vit_jax.train.progress import print_summary
 
     try:
-        result = train(config, workdir, stop, began_s=began_s)
+        result = train(config, workdir, stop, began_s=began_s, new_code=new_code)
     except Stopped as stopped:
         log.info("stopped and saved at step %d; run the same command again to resume", stopped.step)
         return EXIT_STOPPED

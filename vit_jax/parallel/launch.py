@@ -6,6 +6,7 @@ But on SLURM and Open MPI, JAX assumes one process per GPU. This module divides 
 among its processes.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -206,7 +207,9 @@ def _openmpi() -> Launch:
         int(os.environ[f"OMPI_COMM_WORLD_{name}"])
         for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")
     )
-    launch = _from_jax("openmpi", "OmpiCluster")  # Knows Open MPI up to version 4.
+    launch = None
+    with contextlib.suppress(RuntimeError):  # Open MPI 5 tells JAX nothing without mpi4py.
+        launch = _from_jax("openmpi", "OmpiCluster")
     if launch is None:
         port = os.environ.get("JAX_COORDINATOR_PORT") or _port_of_job()
         coordinator = f"127.0.0.1:{port}" if here == count else ""

@@ -49,7 +49,9 @@ def runs_csv(found: Runs, frame: pd.DataFrame) -> pd.DataFrame:
             "device": run.device,
             "git_revision": run.revision,
             "folder": found.shown_path(run.path),
-            "notes": "; ".join(filter(None, [*run.problems, run.unknown_pretraining])),
+            "notes": "; ".join(
+                filter(None, [*run.problems, run.unknown_pretraining, run.changed_code])
+            ),
         }
         for run, row in zip(frame.index, frame.to_dict("records"), strict=True)
     ]

@@ -23,6 +23,7 @@ from vit_jax.report.run_files import (
     JobFile,
     read_optional,
 )
+from vit_jax.run.environment import CHANGED_CODE, changed_code
 from vit_jax.run.job_folder import Attempt
 from vit_jax.run.metrics import read_metrics
 from vit_jax.run.result import RESULT, read_result
@@ -179,6 +180,11 @@ class Run:
     @property
     def revision(self) -> str | None:
         return self.environment.get("git_revision")
+
+    @functools.cached_property
+    def changed_code(self) -> str:
+        """A note if it was resumed with other code or packages; "" if not."""
+        return CHANGED_CODE if changed_code(self.path) else ""
 
     @property
     def step(self) -> int | None:

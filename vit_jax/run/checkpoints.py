@@ -31,7 +31,8 @@ from vit_jax.run.about import (
 )
 from vit_jax.run.damage import check_arrays, set_aside, with_digests
 from vit_jax.run.digest import start_digests, tree_digests
-from vit_jax.run.folder import check_scheme, environment
+from vit_jax.run.environment import environment
+from vit_jax.run.folder import check_scheme
 from vit_jax.run.json_item import JsonItem, JsonItemHandler
 from vit_jax.run.restore import CheckpointReader, Restored
 from vit_jax.storage.bucket_path import BucketPath, reason_of

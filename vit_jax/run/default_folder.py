@@ -19,14 +19,19 @@ def default_folder(config: str) -> Path:
     So the same command continues its run, as with --workdir. `config` is "FILE.py", "FILE.py:ARG",
     or the config.json of a run folder.
     """
-    command = without_private(sys.argv[1:])
+    command = _without_new_code(without_private(sys.argv[1:]))
 
     def continues(path: Path) -> bool:
         environment = read_optional_json(path / "env.json") or {}
-        same = environment.get("command", [])[1:] == command
+        same = _without_new_code(environment.get("command", [])[1:]) == command
         return same and not (path / RESULT).exists() and not is_running(path)
 
     return _newest_or_new(config, continues)
+
+
+def _without_new_code(words: list[str]) -> list[str]:
+    """Returns a command line without the flag that lets the same run continue."""
+    return [word for word in words if word != "--new_code"]
 
 
 def default_sweep_folder(sweep: str) -> Path:

@@ -1,13 +1,8 @@
-"""The run folder: config.json, env.json, result.json, and the lock on it."""
+"""The run folder: config.json, environments, result.json, and the lock on it."""
 
 import contextlib
-import hashlib
-import importlib.metadata
 import logging
-import os
 import platform
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -19,6 +14,7 @@ from vit_jax.config.file import read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import LockedError, RunFolderError, first_few
 from vit_jax.parallel import processes
+from vit_jax.run.environment import append_environment, check_code, environment
 from vit_jax.run.result import read_result
 from vit_jax.schema import Section, differences
 from vit_jax.storage.bucket_path import BucketPath
@@ -26,20 +22,9 @@ from vit_jax.storage.files import read_json, write_json
 from vit_jax.storage.lock import locked
 from vit_jax.storage.log_file import log_exists
 from vit_jax.storage.paths import check_output_folder, is_bucket, user_path
-from vit_jax.storage.private import hide_private, without_private
 
 log = logging.getLogger(__name__)
 
-_PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "tensorflow-datasets",
-    "numpy",
-)
 # Longest time until a file that one host has written is visible on the others.
 _NETWORK_DISK_DELAY_S = 60.0
 
@@ -66,10 +51,10 @@ class RunFolder:
     Only process 0 writes; the other processes check that they see the same folder. If the block
     raises an error before anything is written, a folder that this run has created is removed. A
     folder must not hold a run of another config, or of another command if the config has a
-    `command`.
+    `command`; or a run to resume of other code or packages, unless `new_code` accepts them.
     """
 
-    def __init__(self, path: Path, config: Section):
+    def __init__(self, path: Path, config: Section, *, new_code: bool = False):
         check_scheme(path)
         self.path = path.expanduser().absolute()
         self.config = config
@@ -77,6 +62,8 @@ class RunFolder:
         self._lock_file = self.path / ".lock"
         # A locked file is not written to: others would not see this on a mounted bucket.
         self._token_file = self.path / ".session"
+        self._new_code = new_code
+        self._changes: list[str] = []  # of code and packages, accepted
         self._held = contextlib.ExitStack()
         self._is_new = not self.path.exists()
         token = processes.on_first_host("lock the run folder", self._open)
@@ -147,9 +134,21 @@ class RunFolder:
         """The final figures of a finished run; None while it is not finished."""
         return read_result(self.path)
 
-    def write_config(self) -> None:
+    def write_config(self, step: int = 0) -> None:
+        """Writes the config, and appends the environment of this session, which begins at `step`.
+
+        env.json has the environment of the session that began at step 0.
+        """
         self.write_json("config.json", self.config.to_mapping())
-        self.write_json("env.json", environment())
+        if not self.is_writer:
+            return
+        found = environment()
+        if step == 0:
+            self.write_json("env.json", found)
+        try:
+            append_environment(self.path, found, step=step, changes=self._changes)
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes a JSON file atomically, on process 0."""
@@ -193,6 +192,10 @@ class RunFolder:
                 "the same config",
                 "choose another --workdir, or undo the change",
             )
+        elif wanted == "train" and self._has_saved() and self.result is None:
+            self._changes = check_code(
+                f"run folder {self.path}", self.path, new_code=self._new_code
+            )
 
     def _has_saved(self) -> bool:
         checkpoints = self.path / "checkpoints"
@@ -225,56 +228,3 @@ def read_config(workdir: Path) -> Config:
             f"no run in {workdir}", "a run folder with config.json", "check --workdir"
         )
     return Config.from_mapping(read_mapping(str(path)))
-
-
-def environment() -> dict[str, Any]:
-    """Returns git revision, package versions, devices and hosts, for env.json.
-
-    Secrets and the home folder, which arguments and flags may hold, are replaced.
-    """
-    devices = jax.devices()
-    return {
-        "git_revision": git_revision(),
-        "command": without_private(sys.argv),
-        "xla_flags": hide_private(os.environ.get("XLA_FLAGS", "")),
-        "python": platform.python_version(),
-        "packages": _packages(),
-        "platform": devices[0].platform,
-        "device_kind": devices[0].device_kind,
-        "device_count": len(devices),
-        "host_count": jax.process_count(),
-        "hostname": platform.node(),
-        "cpu_count": os.cpu_count(),
-    }
-
-
-def code_versions() -> dict[str, str | None]:
-    """Returns the git revision, hash of the sources and package versions, equal on all hosts."""
-    sources = hashlib.sha256()
-    folder = Path(__file__).resolve().parents[1]
-    for path in sorted(folder.rglob("*.py")):
-        sources.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    versions: dict[str, str | None] = {"git revision": git_revision()}
-    versions["hash of vit_jax"] = sources.hexdigest()[:12]
-    return versions | _packages() | {"python": platform.python_version()}
-
-
-def _packages() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
-
-
-def git_revision() -> str | None:
-    """Returns the git revision, with "-dirty" if files have changed; None outside git."""
-    folder = Path(__file__).resolve().parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None

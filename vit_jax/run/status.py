@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import RunFolderError
+from vit_jax.run.environment import changed_code
 from vit_jax.run.job_folder import (
     Attempt,
     is_running,
@@ -41,6 +42,7 @@ class RunStatus:
     seconds: float | None = None  # that the run has taken; None: not known
     eta_s: float | None = None  # left, of a running run; None: not known
     updated: float | None = None  # last change of its files, in unix seconds; None: it has none
+    changed_code: bool = False  # whether it was resumed with other code or packages
 
     @property
     def steps_text(self) -> str:
@@ -78,7 +80,8 @@ def read_status(folder: Path, *, running: bool | None = None, metric: str = "") 
     config = read_optional_json(folder / "config.json") or {}
     if result is not None and not running:
         updated = (folder / RESULT).stat().st_mtime
-        return finished_status(result, config, metric=metric, updated=updated)
+        status = finished_status(result, config, metric=metric, updated=updated)
+        return dataclasses.replace(status, changed_code=changed_code(folder))
     attempt, sessions = read_attempt(folder), read_sessions(folder)
     step, total, scores = read_progress(folder)
     name, score = _score(scores, config, metric)
@@ -95,7 +98,8 @@ def read_status(folder: Path, *, running: bool | None = None, metric: str = "") 
     elif attempt is not None:
         updated = attempt.ended or attempt.started
         seconds = (attempt.ended or now) - attempt.started
-    return RunStatus(state, note, step, total, name, score, seconds, eta, updated)
+    changed = changed_code(folder)
+    return RunStatus(state, note, step, total, name, score, seconds, eta, updated, changed)
 
 
 def finished_status(

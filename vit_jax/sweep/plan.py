@@ -35,6 +35,7 @@ class PlannedJob:
     selection: Selection | None  # that it belongs to
     choice: dict[str, Any] | None = None  # how its settings were selected, as in job.json
     problem: str | None = None  # why this final run cannot be run; None: it can
+    new_code: bool = False  # whether it may continue with other code or packages
 
     @property
     def final_of(self) -> Selection | None:
@@ -55,6 +56,7 @@ class PlannedJob:
         words += [f"--config={self.job.config}"] if self.job.config else []
         words += [f"--workdir={self.folder}"]
         words += [f"--config.{text}" for text in override_texts(self.job.overrides)]
+        words += ["--new_code"] if self.new_code and self.job.command == "train" else []
         return [*words, *self.job.arguments]
 
     def record(self, spec: str) -> dict[str, Any]:
@@ -72,11 +74,12 @@ class PlannedJob:
 class Plan:
     """All jobs of a sweep; each comes after the jobs that it needs.
 
-    `jobs` and `selections` are by name.
+    `jobs` and `selections` are by name. `new_code` says whether the sweep and its jobs may continue
+    with other code or packages.
     """
 
-    def __init__(self, sweep: Sweep, folder: Path):
-        self.sweep, self.folder = sweep, folder
+    def __init__(self, sweep: Sweep, folder: Path, *, new_code: bool = False):
+        self.sweep, self.folder, self.new_code = sweep, folder, new_code
         selections = [entry for entry in sweep.entries if isinstance(entry, Selection)]
         self.selections = {selection.name: selection for selection in selections}
         if len(self.selections) < len(selections):
@@ -153,7 +156,9 @@ class Plan:
         if selection is not None and job.stage == "final":
             needs |= dict.fromkeys(selection.candidate_jobs)
         folder, (config, settings) = self.folder / "jobs" / name, self._load(name, job)
-        return PlannedJob(name, folder, job, config, settings, tuple(needs), selection)
+        return PlannedJob(
+            name, folder, job, config, settings, tuple(needs), selection, new_code=self.new_code
+        )
 
     def _load(self, name: str, job: Job) -> tuple[Config | None, dict[str, Any] | None]:
         """Checks a job's config file and overrides; errors name the job."""

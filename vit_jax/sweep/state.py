@@ -11,6 +11,7 @@ from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.errors import RunFolderError, SweepError, UserError, first_few
+from vit_jax.run.environment import append_environment, check_code, code_environment
 from vit_jax.run.job_folder import Attempt, read_all, read_attempt, read_optional_json
 from vit_jax.run.result import read_result
 from vit_jax.schema import differences
@@ -47,8 +48,8 @@ def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[s
     """Checks that the folder holds this sweep, reads its state and writes sweep.json.
 
     Jobs may be added to a sweep file or removed from it between two launches. Finished jobs get a
-    new job.json, because their labels may have changed. `details` are further content of
-    sweep.json.
+    new job.json, because their labels may have changed. If jobs are left, code and packages must be
+    those of the launch before, or `plan.new_code`. `details` are further content of sweep.json.
     """
     path, spec = plan.folder / "sweep.json", plan.sweep.spec
     before = read_optional_json(path) or {}
@@ -71,12 +72,16 @@ def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[s
                 f"undo the change, rename the job, or remove {job.folder} to run it again",
             )
     found = read_state(plan, {}, {}, say)
+    finished = [job for name, job in plan.jobs.items() if found[name].result is not None]
+    if len(finished) < len(plan.jobs):
+        what = f"sweep folder {plan.folder}"
+        changes = check_code(what, plan.folder, new_code=plan.new_code) if names else []
+        append_environment(plan.folder, code_environment(), step=len(finished), changes=changes)
     jobs = [
         {"name": name, "stage": job.job.stage, "needs": list(job.needs)}
         for name, job in plan.jobs.items()
     ]
     write_json(path, {"sweep": spec, **details, "report": plan.sweep.report, "jobs": jobs})
-    finished = [job for name, job in plan.jobs.items() if found[name].result is not None]
     known = [job for job in finished if not job.awaited_selection]
     read_all(lambda job: write_record(plan, job), known)
     return found

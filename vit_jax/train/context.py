@@ -131,7 +131,7 @@ def open_context(
         start = restore_or_init(program, checkpoints, training.source)
         if start.step:
             account.move(time.perf_counter() - begin, "restore")
-        folder.write_config()
+        folder.write_config(start.step)
         if folder.is_writer:
             account.open(folder.path)
         account.total_steps = program.total_steps

@@ -39,6 +39,7 @@ def train(
     program: Program | None = None,
     began_s: float | None = None,
     verbose: bool = True,
+    new_code: bool = False,
 ) -> dict[str, Any]:
     """Trains to the end of a run, resuming it if it was interrupted; returns result.json's content.
 
@@ -49,6 +50,7 @@ def train(
         program: program of this config, if it is already built.
         began_s: start of this session in unix seconds, for the account of its time; None: now.
         verbose: whether to print the progress.
+        new_code: whether to resume with other code or packages than those of the session before.
 
     Raises:
         DivergenceError: loss, gradient or update are not finite.
@@ -56,7 +58,7 @@ def train(
     """
     account = TimeAccount(began_s)
     inputs = open_inputs(config, workdir, program)
-    with RunFolder(workdir, inputs.config) as folder:
+    with RunFolder(workdir, inputs.config, new_code=new_code) as folder:
         result = on_first_host("look for a result", lambda: folder.result)
         if result is not None:
             log.info("run in %s is already finished; nothing to do", folder.path)

@@ -30,9 +30,9 @@ from vit_jax.train.parameter_groups import (
 # Elementwise optimizers of optax and optax.contrib: a stack of layers is updated like its layers.
 _ELEMENTWISE = (
     "acprop", "adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan",
-    "ademamix", "adopt", "amsgrad", "lion", "nadam", "nadamw", "optimistic_adam",
-    "optimistic_adam_v2", "optimistic_gradient_descent", "radam", "rmsprop", "sgd", "sign_sgd",
-    "signum", "simplified_ademamix", "yogi",
+    "ademamix", "adopt", "amsgrad", "lion", "nadam", "nadamw", "optimistic_adam_v2",
+    "optimistic_gradient_descent", "radam", "rmsprop", "sgd", "sign_sgd", "signum",
+    "simplified_ademamix", "yogi",
 )  # fmt: skip
 # The update depends on a whole tensor (its norm, rows and columns, singular values), so that each
 # layer of a stack must be updated separately.
