@@ -43,15 +43,6 @@ def draw_index(seed: int, name: str, step: int, probabilities: Sequence[float]) 
     return int(generator(seed, name, step).choice(len(probabilities), p=probabilities))
 
 
-def shuffle_seed(seed: int) -> int:
-    """Returns the 32-bit seed of the example order.
-
-    Grain adds the epoch to this seed. It is hashed, because otherwise epoch 1 of seed 0 would have
-    the same order as epoch 0 of seed 1.
-    """
-    return int(np.random.SeedSequence([seed, name_id("order")]).generate_state(1)[0])
-
-
 def splitmix64(states: UInt64[np.ndarray, "*N"]) -> UInt64[np.ndarray, "*N"]:
     """Returns the output of SplitMix64 for each state; different states give different outputs.
 

@@ -4,7 +4,6 @@ import os
 
 import jax
 import numpy as np
-import psutil
 import pytest
 from data.files import InMemory, assert_same_batches
 from image_files import write_folder
@@ -12,11 +11,9 @@ from images import encode
 
 from vit_jax.config.data import DataConfig
 from vit_jax.data import batch_buffers
-from vit_jax.data import order as order_module
 from vit_jax.data.arrays import ArraySpec, Preprocessing, batch_shapes, labelled_image
 from vit_jax.data.decode import decode
 from vit_jax.data.loader import BatchSpec, eval_batches, on_device, reader_counts, train_batches
-from vit_jax.data.order import ExampleOrder
 from vit_jax.data.prepare.pack import PackOptions, pack
 from vit_jax.data.sources import Example, open_source
 from vit_jax.data.sources.listing import list_images
@@ -93,31 +90,6 @@ def test_a_batch_has_images_their_labels_their_places_in_the_source_and_a_true_m
         ):
             np.testing.assert_array_equal(batch[name], expected)
             assert batch[name].dtype == dtype
-
-
-# Grain's own permutation of 4^8 + 1 numbers repeats one; the sizes next to it need no other.
-@pytest.mark.parametrize(
-    ("size", "max_in_memory"),
-    [
-        (1, 10**6),
-        (1000, 10**6),
-        (1, 0),
-        (1000, 0),
-        *(pytest.param(4**8 + more, 0, marks=pytest.mark.slow) for more in range(3)),
-    ],
-)
-def test_the_order_of_an_epoch_is_a_permutation(size, max_in_memory, monkeypatch):
-    monkeypatch.setattr(order_module, "_MAX_IN_MEMORY", max_in_memory)
-    order = ExampleOrder(size, seed=3)
-    first, second = order(range(size)), order(range(size, 2 * size))
-    assert sorted(first) == sorted(second) == list(range(size))
-    # Two random permutations agree in one place on average.
-    assert sum(a == b for a, b in zip(first, second, strict=True)) < 10
-    # Any place by itself, whatever was asked before.
-    place = size // 2
-    one, other = second[place], first[place]
-    assert order([size + place, place, size + place]) == [one, other, one]
-    assert size == 1 or ExampleOrder(size, seed=4)(range(100)) != first[:100]
 
 
 def test_each_example_is_in_a_batch_several_times_with_different_augmentations(source):
@@ -407,18 +379,3 @@ def test_a_row_of_another_shape_than_its_spec_is_an_error(source):
         ValueError, match=r"'image' has shape \(4, 4, 3\), its ArraySpec has \(5, 4, 3\)"
     ):
         train(source, spec(8), end=1, preprocessing=wrong)
-
-
-def test_the_permutation_of_303_million_examples_takes_no_memory():
-    order = ExampleOrder(303_000_000, seed=0)
-    order(range(1000))  # Memory that only the first use takes.
-    process = psutil.Process()
-    before = process.memory_info().rss
-    # From the beginning, the middle and over the end of the epoch.
-    starts = (0, 151_500_000, 302_998_000)
-    seen = [order(range(start, start + 3000)) for start in starts]
-    grown = (process.memory_info().rss - before) / 1e6
-    assert grown < 3, f"{grown} MB"  # A shuffled array would be 1,212 MB.
-    within = {*seen[0], *seen[1], *seen[2][:2000]}
-    assert len(within) == 8_000
-    assert 302_900_000 < max(within) < 303_000_000

@@ -9,8 +9,9 @@ from processes import UNMIXED
 from vit_jax.config.data import SubsetConfig
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
+from vit_jax.data import order
 from vit_jax.data.sources import open_source, open_training_data
-from vit_jax.errors import DataError, RunFolderError
+from vit_jax.errors import CheckpointError, DataError, RunFolderError
 from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
@@ -118,3 +119,23 @@ def test_a_run_does_not_resume_with_other_photos(photos, tmp_path):
     with pytest.raises(DataError, match="restore the dataset that the run started with"):
         train(folder_config(photos), workdir, StopSignals())
     assert sorted(p.name for p in workdir.rglob("*")) == before
+
+
+def test_a_run_does_not_resume_with_another_order(photos, tmp_path, monkeypatch):
+    """A version of the order is saved only where the order is computed."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    train(folder_config(photos), small, StopSignals())
+    monkeypatch.setattr(order, "_MAX_IN_MEMORY", 9)
+    result = train(folder_config(photos), large, StopSignals())
+    for workdir in (small, large):
+        (workdir / "result.json").unlink()
+    again = train(folder_config(photos), large, StopSignals())
+    assert again | {"wall_time_s": 0, "seconds": 0} == result | {"wall_time_s": 0, "seconds": 0}
+    before = sorted(p.name for p in small.rglob("*"))
+    with pytest.raises(CheckpointError) as caught:  # As a run that Grain's shuffle has ordered.
+        train(folder_config(photos), small, StopSignals())
+    assert caught.value.got == (
+        "the checkpoint of step 6 has version 1 of the order of examples (1 is Grain's shuffle)"
+    )
+    assert caught.value.expected == "version 2"
+    assert sorted(p.name for p in small.rglob("*")) == before

@@ -1,15 +1,20 @@
 """The order of training examples: a function of (seed, position) only."""
 
+import hashlib
+import math
 from collections.abc import Sequence
-from typing import Any
 
-import grain
 import numpy as np
+from jaxtyping import UInt64
 
-from vit_jax.rng import generator, shuffle_seed
+from vit_jax.rng import generator, splitmix64
 
 # Largest dataset whose permutation of an epoch is kept in memory: 8 MB.
 _MAX_IN_MEMORY = 1 << 21
+
+GRAIN_ORDER = 1
+"""Version of the order in checkpoints that name none."""
+_COMPUTED_ORDER = 2
 
 
 class ExampleOrder:
@@ -22,17 +27,13 @@ class ExampleOrder:
     def __init__(self, num_examples: int, seed: int):
         self._size, self._seed = num_examples, seed
         self._epochs: dict[int, np.ndarray] = {}
-        # For 4^k + 1 numbers, k >= 8, the shuffle of Grain 0.2.18 repeats one. Use one more number
-        # there and skip it.
-        self._shuffle_size = num_examples + ((num_examples - 1) in {4**k for k in range(8, 32)})
-        shuffled = grain.MapDataset.range(self._shuffle_size).shuffle(seed=shuffle_seed(seed))
-        self._shuffled: Any = shuffled.repeat()
 
     def __call__(self, positions: Sequence[int]) -> list[int]:
-        find = self._from_permutation if self._size <= _MAX_IN_MEMORY else self._from_shuffle
-        return [find(*divmod(p, self._size)) for p in positions]
+        if self._size > _MAX_IN_MEMORY:
+            return self._compute(positions)
+        return [self._look_up(*divmod(p, self._size)) for p in positions]
 
-    def _from_permutation(self, epoch: int, place: int) -> int:
+    def _look_up(self, epoch: int, place: int) -> int:
         order = self._epochs.get(epoch)
         if order is None:  # Two threads may draw the same epoch; the results are equal.
             numbers = np.arange(self._size, dtype=np.uint32)
@@ -41,9 +42,40 @@ class ExampleOrder:
             self._epochs = {**before, epoch: order}
         return int(order[place])
 
-    def _from_shuffle(self, epoch: int, place: int) -> int:
-        index = place
-        while True:
-            index = int(self._shuffled[epoch * self._shuffle_size + index])
-            if index < self._size:
-                return index
+    def _compute(self, positions: Sequence[int]) -> list[int]:
+        epochs, places = np.divmod(np.array(positions, np.uint64), np.uint64(self._size))
+        indices = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            indices[chosen] = permute(places[chosen], self._size, self._seed, int(epoch))
+        return indices.tolist()
+
+
+def permute(places: UInt64[np.ndarray, "N"], size: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns where a permutation of 0, ..., size - 1 puts these places, as u64[N].
+
+    It is a Feistel network of eight rounds on the smallest square that is at least `size`. A result
+    outside the range is permuted again until it is inside (cycle walking). Only hashes and integer
+    arithmetic are used, so no version of a library changes the result.
+
+    Source: Black and Rogaway, CT-RSA 2002, doi:10.1007/3-540-45760-7_9.
+    """
+    side = np.uint64(math.isqrt(size - 1) + 1)
+    digest = hashlib.blake2b(f"order {seed} {epoch}".encode(), digest_size=64).digest()
+    keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+
+    def permute_domain(numbers: np.ndarray) -> np.ndarray:
+        left, right = np.divmod(numbers, side)
+        for key in keys:  # Half of a hash, so that the sum does not overflow.
+            left, right = right, (left + (splitmix64(right ^ key) >> np.uint64(1))) % side
+        return left * side + right
+
+    found = permute_domain(places)
+    while len(outside := np.flatnonzero(found >= size)):
+        found[outside] = permute_domain(found[outside])
+    return found
+
+
+def order_version(num_examples: int) -> dict[str, int]:
+    """Returns what a checkpoint holds about the order: its version, if the order is computed."""
+    return {"order": _COMPUTED_ORDER} if num_examples > _MAX_IN_MEMORY else {}
