@@ -137,7 +137,7 @@ def test_a_run_of_other_code_is_refused_in_one_line_and_not_changed(
     line = one_line(capfd)
     assert f"run folder {stopped} was last run with other code or packages (vit_jax " in line
     assert re.search(r" [0-9a-f]{12} \(revision [0-9a-f]{40}\S*\) -> edited \(revision ", line)
-    assert "add --new_code to continue" in line
+    assert "add --new_code (in Python new_code=True) to continue" in line
     assert files(stopped) == before
 
 

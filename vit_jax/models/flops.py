@@ -58,10 +58,9 @@ def sub_jaxprs(eqn: Any) -> Iterator[core.Jaxpr]:
     """Yields the programs inside an operation, e.g. the body of a scan."""
     for value in eqn.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, core.ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, core.Jaxpr):
-                yield item
+            jaxpr = getattr(item, "jaxpr", item)  # Until JAX 0.11 one with constants is wrapped.
+            if isinstance(jaxpr, core.Jaxpr):
+                yield jaxpr
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

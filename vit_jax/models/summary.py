@@ -107,7 +107,7 @@ def measure_activations(model: ImageModel, image_size: int) -> Activations:
 
     jaxpr = jax.make_jaxpr(residuals)(nnx.to_pure_dict(state), *inputs).jaxpr
     given = {id(v) for v in jaxpr.invars}
-    kept = {id(v): v.aval for v in jaxpr.outvars if id(v) not in given}
+    kept: dict[int, Any] = {id(v): v.aval for v in jaxpr.outvars if id(v) not in given}
     grown = [a for a in kept.values() if a.size and a.size % _PRIME_BATCH == 0]
     # A square of tokens x features follows the batch, attention weights follow the heads.
     squares = [(length, length) for length in model.attention_lengths]
