@@ -63,7 +63,7 @@ def test_the_path_may_be_a_run_its_checkpoints_or_one_step(workdir, below, step)
 def test_a_path_without_a_checkpoint_is_a_one_line_error(workdir, path, got, capsys):
     here = workdir.parent
     (here / "other" / "7").mkdir(parents=True, exist_ok=True)
-    (here / "other" / "7" / "_CHECKPOINT_METADATA").write_text("{}")
+    (here / "other" / "7" / "commit_success.txt").write_text("")
     line = user_error(capsys, ["checkpoint", "verify", str(here / path)])
     assert line.startswith(f"error: {got.format(here=here)}")
 

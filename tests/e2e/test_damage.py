@@ -62,7 +62,7 @@ def test_an_empty_latest_checkpoint_is_set_aside_and_one_aside_is_not_overwritte
     shutil.rmtree(run / "checkpoints" / "30")
     (run / "checkpoints" / "30").mkdir()
     assert main(["eval", f"--workdir={run}"]) == 2
-    assert "checkpoints/30 is damaged: it has no _CHECKPOINT_METADATA" in one_line(capfd)
+    assert "checkpoints/30 is damaged: it has no commit_success.txt" in one_line(capfd)
     (run / "result.json").unlink()
     assert train(run, digits_dir) == 0
     assert "going back to step 20" in caplog.text

@@ -86,9 +86,9 @@ def test_a_file_is_fetched_once_and_again_when_its_size_changes(cache, remote, f
         ),
         # A run folder is fetched whole.
         (
-            "config.json checkpoints/7/params/d/data checkpoints/7/_CHECKPOINT_METADATA",
+            "config.json checkpoints/7/params/d/data checkpoints/7/commit_success.txt",
             "",
-            "config.json checkpoints/7/params/d/data checkpoints/7/_CHECKPOINT_METADATA",
+            "config.json checkpoints/7/params/d/data checkpoints/7/commit_success.txt",
         ),
     ],
 )

@@ -103,11 +103,11 @@ def test_the_head_of_a_masked_patches_run_is_left_out(copied):
 
 def test_an_incomplete_checkpoint_is_skipped_unless_it_is_the_latest(run, copied):
     steps = copied / "checkpoints"
-    (steps / "10" / "_CHECKPOINT_METADATA").unlink()
+    (steps / "10" / "commit_success.txt").unlink()
     assert_same_params(params(load(copied).model), run[1][20, "ema"])
-    (steps / "20" / "_CHECKPOINT_METADATA").unlink()
-    (steps / "10" / "_CHECKPOINT_METADATA").write_text("{}")
-    with pytest.raises(WeightsError, match="20 is damaged: it has no _CHECKPOINT_METADATA"):
+    (steps / "20" / "commit_success.txt").unlink()
+    (steps / "10" / "commit_success.txt").write_text("")
+    with pytest.raises(WeightsError, match=r"20 is damaged: it has no commit_success\.txt"):
         load(copied)
     assert_same_params(params(load(steps / "10").model), run[1][10, "ema"])
 

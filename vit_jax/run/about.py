@@ -9,29 +9,23 @@ from typing import Any
 
 from vit_jax.config.optimizer import SCHEDULE_FREE
 from vit_jax.config.task import task_config
-from vit_jax.errors import CheckpointError, FileError
+from vit_jax.errors import CheckpointError
 from vit_jax.named_tree import named_leaves
-from vit_jax.run.damage import JSON_FILE, damaged_error
+from vit_jax.run.damage import damaged_error
 from vit_jax.run.result import read_result
-from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import is_bucket, user_path
 
 COMMIT_FILE = "commit_success.txt"
-"""In a bucket this object is written last.
+"""Orbax writes this file last, so a checkpoint that has it is complete.
 
-On a local disk Orbax renames the folder of the step instead.
+On a local disk Orbax then gives the folder its final name.
 """
 
-ORBAX_FILE = "_CHECKPOINT_METADATA"
-"""Orbax adds this file to a complete checkpoint; it has the times of the save."""
 
-
-def describe(
-    items: dict[str, Any], environment: dict[str, Any], *, in_bucket: bool
-) -> dict[str, Any]:
+def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     """Returns the description as JSON. Arrays are by item, such as "params", and then by name."""
     arrays = {item: _array_rows(tree) for item, tree in items.items()}
-    return {"environment": environment, "arrays": arrays, "in_bucket": in_bucket}
+    return {"environment": environment, "arrays": arrays}
 
 
 def evaluated_item(config: Mapping[str, Any]) -> str:
@@ -63,7 +57,7 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
     path = user_path(path)
     is_run = (path / "checkpoints").is_dir()  # A run folder's name may be a number, too.
     if path.name.isdigit() and step is None and path.is_dir() and not is_run:
-        if is_bucket(path) and not (path / COMMIT_FILE).exists():
+        if not (path / COMMIT_FILE).exists():
             raise CheckpointError(
                 f"{path} has no {COMMIT_FILE}", "a complete checkpoint", "choose another step"
             )
@@ -85,7 +79,7 @@ def choose_checkpoint(path: Path, step: int | None = None) -> Path:
         step = steps[-1]
         newer = [] if is_bucket(folder) else [s for s in incomplete_steps(folder) if s > step]
         if newer:  # On a disk a checkpoint gets its name once it is complete.
-            raise damaged_error(folder / str(newer[-1]), f"it has no {ORBAX_FILE}")
+            raise damaged_error(folder / str(newer[-1]), f"it has no {COMMIT_FILE}")
     if step not in steps:
         raise CheckpointError(
             f"no complete checkpoint of step {step} in {folder}",
@@ -105,21 +99,7 @@ def incomplete_steps(folder: Path) -> list[int]:
     return [step for step, complete in _steps(folder) if not complete]
 
 
-def was_copied(checkpoint: Path) -> bool:
-    """Whether a checkpoint in a bucket without a commit file was completed on a disk.
-
-    Somebody has copied it from there. Otherwise its save or its deletion was interrupted.
-    """
-    try:
-        about = read_json(checkpoint / "about" / JSON_FILE)
-        orbax = read_json(checkpoint / ORBAX_FILE)
-    except FileError:
-        return False
-    return not about.get("in_bucket") and orbax.get("commit_timestamp_nsecs") is not None
-
-
 def _steps(folder: Path) -> list[tuple[int, bool]]:
     """Returns (step, whether it is complete) of what is in a folder, in ascending order."""
-    mark = COMMIT_FILE if is_bucket(folder) else ORBAX_FILE
     found = folder.iterdir() if folder.is_dir() else ()
-    return sorted((int(p.name), (p / mark).exists()) for p in found if p.name.isdigit())
+    return sorted((int(p.name), (p / COMMIT_FILE).exists()) for p in found if p.name.isdigit())

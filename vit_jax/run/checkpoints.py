@@ -2,8 +2,8 @@
 
 A checkpoint is one Orbax composite. `params`, `optimizer` and `ema` (if the run has one) are
 arrays; `data` (position in the example order), `config` and `about` (description) are JSON. The
-folder gets its final name, or in a bucket its commit file, once it is complete, so that a killed
-run resumes from the last complete checkpoint. Arrays can be restored with any sharding on any
+folder gets its commit file once it is complete, so that a killed run resumes from the last complete
+checkpoint. Arrays can be restored with any sharding on any
 number of devices and hosts. Stacked layers have a leading axis even without `model.scan`.
 """
 
@@ -21,14 +21,7 @@ from orbax.checkpoint import options as orbax_options
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError
 from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
-from vit_jax.run.about import (
-    COMMIT_FILE,
-    choose_checkpoint,
-    describe,
-    evaluated_item,
-    incomplete_steps,
-    was_copied,
-)
+from vit_jax.run.about import choose_checkpoint, describe, evaluated_item, incomplete_steps
 from vit_jax.run.damage import check_arrays, set_aside, with_digests
 from vit_jax.run.digest import start_digests, tree_digests
 from vit_jax.run.folder import check_scheme, environment
@@ -43,7 +36,7 @@ BARRIER_TIMEOUT_S = 900.0
 WRITE_TIMEOUT_S = 1800
 
 _METADATA = "_CHECKPOINT_METADATA"
-_COMMIT_FILE = ocp.path.atomicity.CommitFileTemporaryPath
+_Mode = orbax_options.AtomicityMode
 
 ARRAYS = {"params": "params", "optimizer": "opt_state", "ema": "ema", "extra": "extra"}
 """Item of a checkpoint -> attribute of the training state."""
@@ -77,8 +70,7 @@ class CheckpointFolder:
                 self._manager = ocp.CheckpointManager(
                     os.fspath(self.folder),
                     options=self._options(config),
-                    item_handlers={item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
-                    | {item: JsonItemHandler() for item in ("data", "config", "about")},
+                    handler_registry=_handlers(),
                 )
         self._reader = CheckpointReader(self.folder, self._manager)
         self._environment = {} if read_only else environment()
@@ -93,7 +85,9 @@ class CheckpointFolder:
             cleanup_tmp_directories=not self._read_only,
             enable_async_checkpointing=True,
             # A folder of a mounted bucket cannot be renamed at once.
-            temporary_path_class=_COMMIT_FILE if is_bucket(self.folder) else None,
+            atomicity_options=orbax_options.AtomicityOptions(
+                mode=_Mode.COMMIT_FILE if is_bucket(self.folder) else _Mode.ATOMIC_RENAME
+            ),
             **multi_process_options(),
         )
 
@@ -118,7 +112,7 @@ class CheckpointFolder:
         trees = {item: tree for item, tree in trees.items() if tree is not None}
         items: dict[str, Any] = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
         barrier(f"save checkpoint {step}", BARRIER_TIMEOUT_S)
-        about = describe(trees, self._environment, in_bucket=is_bucket(self.folder))
+        about = describe(trees, self._environment)
         digests = start_digests(f"digests of checkpoint {step}", trees)
         items["data"] = JsonItem(lambda: data)
         items["config"] = JsonItem(lambda: config)
@@ -222,15 +216,16 @@ def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if is_bucket(folder):
         for step in incomplete_steps(folder):
-            path = folder / str(step)
-            if was_copied(path):
-                raise CheckpointError(
-                    f"{path} has no {COMMIT_FILE}, but was complete elsewhere",
-                    "a checkpoint that was saved here",
-                    f"if it was copied whole, add {COMMIT_FILE} to it and to each folder in it;"
-                    " else delete it",
-                )
-            remove_tree(path)
+            remove_tree(folder / str(step))
+
+
+def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
+    """Returns what writes and reads each item of a checkpoint."""
+    arrays = {item: ocp.PyTreeCheckpointHandler() for item in ARRAYS}
+    registry = ocp.handlers.create_default_handler_registry(**arrays)
+    for item in ("data", "config", "about"):
+        registry.add(item, JsonItem, JsonItemHandler())
+    return registry
 
 
 class _Pinned:

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from vit_jax.errors import CheckpointError, DamagedError, UserError, first_few
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.processes import gather, name_late_processes
-from vit_jax.run.about import ORBAX_FILE
+from vit_jax.run.about import COMMIT_FILE
 from vit_jax.run.damage import damaged_error, read_about, read_item
 from vit_jax.run.verify import unreadable_reason
 
@@ -52,7 +52,7 @@ class CheckpointReader:
         at = self._folder / str(step)
         content, damage = ({}, {}, {}), None
         try:
-            for name in (ORBAX_FILE, "about"):
+            for name in (COMMIT_FILE, "about"):
                 if not (at / name).exists():
                     raise damaged_error(at, f"it has no {name}")
             about = read_about(at)

@@ -15,7 +15,7 @@ from etils import epath
 
 from vit_jax.errors import CheckpointError, DamagedError
 from vit_jax.named_tree import leaf_names, named_leaves
-from vit_jax.run.about import ORBAX_FILE, choose_checkpoint, incomplete_steps, saved_steps
+from vit_jax.run.about import COMMIT_FILE, choose_checkpoint, incomplete_steps, saved_steps
 from vit_jax.run.damage import check_arrays, read_about, read_item
 from vit_jax.run.digest import array_digest
 from vit_jax.storage.files import local_copy
@@ -40,8 +40,8 @@ def verify_checkpoint(at: Path, show: Callable[[str], None]) -> list[str]:
     found: list[str] = []
     try:
         with local_copy(at) as here:
-            if not (here / ORBAX_FILE).exists():
-                return [f"it has no {ORBAX_FILE}"]
+            if not (here / COMMIT_FILE).exists():
+                return [f"it has no {COMMIT_FILE}"]
             about = read_about(here)
             for item in ("data", "config"):
                 try:
