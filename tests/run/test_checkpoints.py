@@ -1,6 +1,8 @@
 """Checkpoints that are damaged, not complete, or in a bucket."""
 
 import math
+import os
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -53,6 +55,22 @@ def test_a_description_without_its_arrays_is_damage_that_verify_finds(state, con
     (at / "about" / "metadata").write_text(content)
     (damage,) = verify_checkpoint(at, print)
     assert "about/metadata" in damage
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_folders_are_renamed_on_a_disk_but_not_on_a_mounted_bucket(
+    mounted, state, tmp_path, monkeypatch
+):
+    renamed, rename = [], os.rename
+    monkeypatch.setattr("vit_jax.run.checkpoints.is_bucket", lambda path: mounted)
+    monkeypatch.setattr(os, "rename", lambda a, b: renamed.append(Path(b).name) or rename(a, b))
+    with CheckpointFolder(tmp_path, CheckpointConfig()) as folder:
+        folder.save(1, state, data={"step": 1}, config=CONFIG)
+    items = {"params", "optimizer", "data", "config", "about"}
+    assert set(renamed) == (set() if mounted else items | {"1"})
+    for name in (".", *items):
+        assert (tmp_path / "1" / name / COMMIT_FILE).is_file()
+    assert choose_checkpoint(tmp_path) == tmp_path / "1"
 
 
 def write(folder, step):
