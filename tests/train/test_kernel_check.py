@@ -9,6 +9,8 @@ import logging
 import jax
 import numpy as np
 import pytest
+from many_processes import free_port
+from processes import ROOT, finish, start_command
 from task_runs import run_mapping
 
 from vit_jax.config.run import Config
@@ -324,6 +326,58 @@ def test_all_hosts_take_the_file_that_the_first_one_reads(tmp_path, monkeypatch)
     stored = {"kernel": "xla"}
     monkeypatch.setattr(kernel_check, "on_first_host", lambda name, action: stored)
     assert check_kernel(built(), tmp_path) == stored
+
+
+# Of two processes that count as hosts of TPUs, the second one has a wrong kernel.
+HOSTS = """
+import json, sys
+from pathlib import Path
+
+from vit_jax.models import pallas_attention
+from vit_jax.parallel import processes
+from vit_jax.parallel.launch import Launch
+from vit_jax.train import program
+
+port, process, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+launch = Launch("flags", f"127.0.0.1:{port}", 2, process)
+times = {"start_timeout_s": 60, "peer_timeout_s": 30}
+with processes.connected(launch, config={}, code={}, **times):
+    from test_kernel_check import built, scaled
+    from vit_jax.train.kernel_check import FILE, check_kernel
+
+    program.platform_of = lambda mesh: "tpu"
+    one = built(mesh={"data": 1, "fsdp": 1, "tensor": 2})
+    if process == 1:
+        pallas_attention.attend_packed = scaled
+    first = check_kernel(one, folder)
+    if process == 0:
+        (folder / FILE).write_text(json.dumps(first))
+    processes.barrier("written")
+    second = check_kernel(one, folder)
+    problems = [row["problem"] is not None for row in first["compared"]]
+    heads = [row["heads"] for row in first["compared"]]
+    print(json.dumps([first["kernel"], first["problem"], second["kernel"], problems, heads]))
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_with_two_devices_take_the_same_kernel(tmp_path):
+    (tmp_path / "hosts.py").write_text(HOSTS)
+    port, path = free_port(), f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'train'}"
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path}
+    hosts = [
+        start_command(tmp_path / "hosts.py", port, number, tmp_path, env=env) for number in (0, 1)
+    ]
+    printed = [finish(host) for host in hosts]
+    assert [code for code, _, _ in printed] == [0, 0], printed
+    first, second = (json.loads(out.splitlines()[-1]) for _, out, _ in printed)
+    # Each device has one of the two heads; the rest of a row is about the process's own kernel.
+    assert first[:3] == second[:3] == ["xla", first[1], "xla"]
+    assert "differs from the formula" in first[1]
+    assert first[3:] == [[False, False], [1, 2]]
+    assert all(second[3])
+    warnings = [err.count("this run uses XLA's attention instead") for _, _, err in printed]
+    assert warnings == [1, 0]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"kernel": "flash"}', "{}"])
