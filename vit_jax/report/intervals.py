@@ -140,7 +140,7 @@ def draw_means_over(
     return pd.DataFrame(rows, index=index, columns=_DRAWN)
 
 
-def is_alike(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+def is_alike(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
     """Whether two means of `draw_means` do not differ significantly, as far as that is known."""
     known = first["source"] and second["source"]
     return bool(known) and not is_told_apart(first["draws"], second["draws"])
@@ -310,8 +310,8 @@ def _of_all_images(run: Run, metric: str, value: float) -> _Tested | None:
 
 def _of_classes(run: Run, metric: str, value: float) -> _Tested | None:
     match = re.fullmatch(r"eval/([^/]+)/accuracy_(?:per_class_mean|class/(.*))", metric, re.DOTALL)
-    table = match and _read_table(confusion_file(run.path / "report", match[1]))
-    if not table:
+    table = _read_table(confusion_file(run.path / "report", match[1])) if match else None
+    if match is None or table is None:
         return None
     names, _, counts = table
     totals, right = counts.sum(1), np.diagonal(counts).astype(float)

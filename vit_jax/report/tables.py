@@ -132,11 +132,9 @@ def _are_best(means: pd.DataFrame, *, smallest: bool) -> pd.Series:
     for _, column in means.groupby(level=0, sort=False):
         at = [*column["mean"]]
         best_mean = min(at) if smallest else max(at)
-        first = column.iloc[at.index(best_mean)]
-        alike = [
-            len(at) > 1 and (row["mean"] == best_mean or is_alike(row, first))
-            for row in column.to_dict("records")
-        ]
+        rows = column.to_dict("records")
+        first = rows[at.index(best_mean)]
+        alike = [len(at) > 1 and (row["mean"] == best_mean or is_alike(row, first)) for row in rows]
         best.append(pd.Series(alike, index=column.index))
     return pd.concat(best) if best else pd.Series(dtype=bool)
 
