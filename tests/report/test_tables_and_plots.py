@@ -151,6 +151,30 @@ def test_without_a_source_of_uncertainty_nothing_is_certain(tmp_path):
         assert row[1].text.endswith("(uncertainty not known)")
 
 
+def test_runs_with_the_same_seed_are_no_two_seeds(tmp_path):
+    for name, score in (("a", 0.5), ("b", 0.7)):
+        put(tmp_path, name, {"eval/test/mine": score}, model="A", seed=3)
+    table = make_table(tmp_path, "eval/test/mine")
+    assert [*table.means["n"]] == [1]
+    assert table.means["low"].isna().all()
+    assert cell(table, "A", "x" if "x" in table.header else table.header[1]).text == "0.6000"
+
+
+def test_unrelated_runs_are_named_by_their_folders(tmp_path):
+    """Two settings differ: "0.001 · 40" would not say which run it is."""
+    for name, rate, steps in (("first", 0.1, 40), ("second", 0.2, 80)):
+        run = config(rate=rate, train_steps=steps)
+        write(tmp_path / name, config=run, result=result(rate, 400))
+    (request,) = default_tables(read(tmp_path))
+    table = score_table(request, read(tmp_path))
+    assert [row[0].text for row in table.rows] == ["first", "second"]
+    # Two runs that differ in nothing are not two seeds of one setting.
+    for name in ("c", "d"):
+        write(tmp_path / "equal" / name, config=config(rate=0.1), result=result(0.5, 400))
+    (request,) = default_tables(read(tmp_path / "equal"))
+    assert request.rows == "name"
+
+
 def test_a_request_says_that_smaller_is_better(tmp_path):
     four(tmp_path)
     request = TableRequest(metric=SCORE, columns="dataset", lower=True, where={"dataset": "y"})

@@ -192,7 +192,10 @@ def _print_tables(tables: "list[Table]") -> None:
 
 
 def _fit(table: "Table", console: "Console") -> "tuple[TerminalTable | None, int]":
-    """Returns as many columns of a table as fit the terminal, and the number of other columns."""
+    """Returns as many columns of a table as fit the terminal, and the number of other columns.
+
+    None: the table has no data.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -203,6 +206,7 @@ def _fit(table: "Table", console: "Console") -> "tuple[TerminalTable | None, int
         shown.title, shown.title_justify = table.title, "left"
         for row in table.rows:
             shown.add_row(*(Text(c.text, "bold" if "best" in c.kind else "") for c in row[:end]))
-        if Console(width=10_000).measure(shown).maximum <= console.width:
+        # The first column of data is always shown; its cells are wrapped if need be.
+        if end == 2 or Console(width=10_000).measure(shown).maximum <= console.width:
             return shown, len(table.header) - end
-    return None, len(table.header) - 1
+    return None, 0

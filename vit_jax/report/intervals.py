@@ -42,7 +42,7 @@ from vit_jax.evaluation.intervals import (
 from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report.labels import BLOCK_MEANS, lower_first, title_of
 from vit_jax.report.run import Run
-from vit_jax.report.scores import METRIC, POOL, VALUE
+from vit_jax.report.scores import METRIC, POOL, VALUE, values_by_seed
 
 log = logging.getLogger(__name__)
 
@@ -102,17 +102,17 @@ def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     cells = _groups(observed, keys)
     pools: dict[Any, dict[str, np.ndarray]] = {}
     for cell in cells.values():
-        pools.setdefault(_pool(cell), {})[_identity(cell)] = cell[VALUE].to_numpy(float)
+        pools.setdefault(_pool(cell), {})[_identity(cell)] = np.array(values_by_seed(cell))
     rows = []
     for cell in cells.values():
         name, pool = _identity(cell), [*pools[_pool(cell)].values()]
         freedom = sum(len(values) - 1 for values in pool)
         draws, images, paired = _draw_images(cell, name)
-        draws = cell[VALUE].mean() + draws
+        draws = np.mean(values_by_seed(cell)) + draws
         vary = any(np.ptp(values) for values in pool)  # Not if all seeds agree.
         if vary:
             squares = sum(float(np.var(values)) * len(values) for values in pool)
-            deviation = np.sqrt(squares / freedom / len(cell))
+            deviation = np.sqrt(squares / freedom / len(values_by_seed(cell)))
             draws = draws + deviation * _draw_t(freedom, f"seeds: {name}")
         several = sum(len(values) > 1 for values in pool)
         source = " and ".join(["images"] * bool(images) + ["seeds"] * vary)

@@ -193,7 +193,7 @@ def _panels(
             if not numeric:
                 xs = at
             means, low, high = (scale * line[name] for name in ("mean", "low", "high"))
-            counts = [len(values) for values in line["values"]]
+            counts = [*line["n"]]
             own = [
                 runs[0] if len(runs) == 1 and isinstance(runs[0], Run) else None
                 for runs in line["runs"]
