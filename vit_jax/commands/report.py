@@ -206,7 +206,9 @@ def _fit(table: "Table", console: "Console") -> "tuple[TerminalTable | None, int
         shown.title, shown.title_justify = table.title, "left"
         for row in table.rows:
             shown.add_row(*(Text(c.text, "bold" if "best" in c.kind else "") for c in row[:end]))
-        # The first column of data is always shown; its cells are wrapped if need be.
-        if end == 2 or Console(width=10_000).measure(shown).maximum <= console.width:
+        fits = Console(width=10_000).measure(shown).maximum <= console.width
+        if end == 2 and not fits:  # The first column of data is always shown.
+            shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"
+        if end == 2 or fits:
             return shown, len(table.header) - end
     return None, 0
