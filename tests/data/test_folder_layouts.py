@@ -95,6 +95,62 @@ def test_a_table_may_have_capitals_spaces_tabs_and_other_names_of_splits(tmp_pat
     assert sizes(listing) == {"train": 1, "validation": 1, "test": 1}
 
 
+HELD_OUT = [
+    ("is_valid", ("False", "False", "True"), {"train": 2, "val": 1}),
+    ("isValid", ("0.0", "1.0", "0.0"), {"train": 2, "val": 1}),
+    ("is_test", ("no", "yes", "no"), {"train": 2, "test": 1}),
+    ("is_train", ("1", "0", "1"), {"train": 2, "val": 1}),
+    ("is_training_image", ("1", "1", "0"), {"train": 2, "val": 1}),
+    ("is_valid,is_test", ("0,0", "1,0", "0,1"), {"train": 1, "val": 1, "test": 1}),
+    ("is_train,is_test", ("1,0", "0,0", "0,1"), {"train": 1, "val": 1, "test": 1}),
+    ("phase,is_train", ("train,1", "val,0", "train,1"), {"train": 2, "val": 1}),
+    ("phase", ("Train", "val", "train"), {"train": 2, "val": 1}),
+    ("Usage", ("Training", "PublicTest", "PrivateTest"), {"train": 1, "val": 1, "test": 1}),
+    ("group", ("train", "holdout", "train"), {"train": 2, "test": 1}),
+    ("fold,split", ("0,train", "1,mine", "2,train"), {"train": 2, "mine": 1}),
+    ("note,valuation,vehicle", ("val,1,train", "x,0,car", "y,1,bus"), {"train": 3}),
+]
+
+
+@pytest.mark.parametrize(("columns", "cells", "splits"), HELD_OUT)
+def test_columns_that_say_which_images_are_held_out(tmp_path, columns, cells, splits, caplog):
+    tree(tmp_path, "x")
+    lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+    (tmp_path / "it.csv").write_text("\n".join([f"path,label,{columns}", *lines]))
+    with caplog.at_level(logging.INFO):
+        assert sizes(list_images(tmp_path / "it.csv")) == splits
+    if "note" in columns:
+        assert "columns that are not read: note, valuation, vehicle" in caplog.text
+
+
+def test_captions_have_the_same_columns_of_splits(tmp_path):
+    tree(tmp_path, "x")
+    lines = [f'{{"path": "x/{i}.png", "caption": "a cat", "is_valid": {v}}}'
+             for i, v in enumerate(("true", "false", "false"))]  # fmt: skip
+    (tmp_path / "it.jsonl").write_text("\n".join(lines))
+    listing = list_captioned(tmp_path / "it.jsonl", ("caption",)).images
+    assert sizes(listing) == {"val": 1, "train": 2}
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (("1", "1.0", "01"), "'01' = '1' = '1.0'"),
+        (("True", "true ", "nan"), "'True' = 'true'; classes that may be missing labels: 'nan'"),
+        (("None", "2", "+2.0"), "'+2.0' = '2'; classes that may be missing labels: 'None'"),
+        (("1", "2", "inf"), None),
+    ],
+)
+def test_labels_that_may_be_one_or_missing_are_named(tmp_path, labels, words, caplog):
+    tree(tmp_path, "x")
+    lines = [f"x/{i}.png,{label}" for i, label in enumerate(labels)]
+    (tmp_path / "it.csv").write_text("\n".join(["path,label", *lines]))
+    list_images(tmp_path / "it.csv")
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == (words is not None)
+    assert all(words in warning for warning in warnings)
+
+
 def test_other_folders_beside_splits_are_left_out_and_said(tmp_path, caplog):
     tree(tmp_path, "train/a", "train/b", "val/a", "val/b", "masks/x", "unlabeled")
     (tmp_path / "annotations/train").mkdir(parents=True)

@@ -15,10 +15,8 @@ The order of a split is that of the hashes of the names of its images, so that e
 random sample.
 """
 
-import csv
 import dataclasses
 import hashlib
-import io
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from vit_jax.data.progress import track
 from vit_jax.data.sources.base import Example, bucket_error, hash_of
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.image_files import BucketFiles, LocalFiles
+from vit_jax.data.sources.image_table import read_csv, read_jsonl, split_cells
 from vit_jax.data.sources.listing import (
     IMAGE_SUFFIXES,
     ImageEntry,
@@ -36,7 +35,6 @@ from vit_jax.data.sources.listing import (
     list_children,
     list_named,
     make_listing,
-    separator_of,
     tar_members,
 )
 from vit_jax.errors import DataError
@@ -49,7 +47,7 @@ log = logging.getLogger(__name__)
 
 _FILE_COLUMNS = ("file_name", "filepath", "path", "image")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")
-_TABLES = (".csv", ".tsv", ".jsonl")
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _LAYOUTS = "a CSV or JSONL file of images and captions, or a folder of tar files"
 
 
@@ -91,7 +89,7 @@ def list_captioned(
             if table is None:
                 return CaptionedListing(*_list_tars(path, feature, cache), feature)
             path = table
-        if path.is_file() and path.suffix in _TABLES:
+        if path.is_file() and path.suffix in (*_SEPARATORS, ".jsonl"):
             return CaptionedListing(*_list_table(path, feature, cache), feature)
     except OSError as error:
         if isinstance(path, BucketPath):
@@ -150,19 +148,24 @@ class CaptionedSource(FolderSource):
 def _list_table(
     path: Path, feature: str, cache: BlockCache | None
 ) -> tuple[Listing, list[list[str] | _Place]]:
-    rows = _read_jsonl(path) if path.suffix == ".jsonl" else _read_csv(path)
-    column = next((name for name in _FILE_COLUMNS if name in rows[0]), None)
-    if column is None or feature not in rows[0]:
+    separator = _SEPARATORS.get(path.suffix)
+    table = read_jsonl(path) if separator is None else read_csv(path, separator)
+    if not table.rows:
+        raise DataError(f"{path} lists no image", "one line per image", "add them")
+    first = table.rows[0]
+    column = next((name for name in _FILE_COLUMNS if name in first), None)
+    if column is None or feature not in first:
         raise DataError(
-            f"{path} with the columns {', '.join(rows[0])}",
+            f"{path} with the columns {', '.join(first)}",
             f"{' or '.join(_FILE_COLUMNS)}, and {feature}",
             "rename a column, or set data.captions.feature",
         )
     captions: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
-    for number, row in enumerate(rows, start=1 if path.suffix == ".jsonl" else 2):
+    cells = split_cells(path, table, (column, feature))
+    for number, row, cell in zip(table.lines, table.rows, cells, strict=True):
         where = f"line {number} of {path}"
-        name, split = row.get(column), row.get("split") or "train"
+        name, split = row.get(column), cell or "train"
         if not isinstance(name, str) or not name or not isinstance(split, str):
             raise DataError(f"{where} has no {column}", "the path of an image", "fix the line")
         if splits.setdefault(name, split) != split:
@@ -174,41 +177,6 @@ def _list_table(
         captions.setdefault(name, []).extend(_check_texts(row.get(feature), where, feature))
     listing = list_named(path, cache, [(name, "", splits[name]) for name in captions], [""])
     return listing, [captions[name] for name in listing.names]
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    usual = "\t" if path.suffix == ".tsv" else ","
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            text = file.read()
-            reader = csv.DictReader(
-                io.StringIO(text, newline=""), delimiter=separator_of(text, usual)
-            )
-            rows = [{k: v for k, v in row.items() if k is not None} for row in reader]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "fix the file") from None
-    return _not_empty(rows, path)
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"line {number} is not a JSON object")
-                rows.append(row)
-    except ValueError as error:  # Neither UTF-8 nor JSON.
-        reason = f"line {len(rows) + 1}: {error}" if "line" not in str(error) else str(error)
-        raise DataError(f"{path}: {reason}", "a JSON object in each line", "fix it") from None
-    return _not_empty(rows, path)
-
-
-def _not_empty(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    if not rows:
-        raise DataError(f"{path} lists no image", "one line per image", "add them")
-    return rows
 
 
 def _check_texts(value: Any, where: str, feature: str) -> list[str]:

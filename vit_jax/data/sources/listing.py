@@ -11,7 +11,8 @@ Layouts:
 - FOLDER/CLASS.tar, or FOLDER/SPLIT/CLASS.tar: one plain tar file per class. It is read in place.
 - FOLDER/*.tar or FOLDER/SPLIT/*.tar in WebDataset's layout: KEY.jpg and KEY.cls with the class, a
   name or a number, or KEY.json with the class as "cls" or "label". There is one image for a KEY.
-- A CSV file with the columns path, label and optionally split. Paths are relative to the CSV file.
+- A CSV file with the columns path, label and optionally split, or another column that says which
+  images are held out, such as is_valid (`split_names.py`). Paths are relative to the CSV file.
   Labels are class names: integers are sorted as numbers, others as text.
 
 Files without an image suffix are skipped and counted, and so are images beside the class folders;
@@ -24,7 +25,6 @@ the size of the class and rank is the example's index in its class when sorted b
 path. So every slice, such as train[90%:], is class-balanced and the same on every machine.
 """
 
-import csv
 import dataclasses
 import hashlib
 import io
@@ -32,7 +32,7 @@ import logging
 import re
 import tarfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,7 +41,9 @@ import numpy as np
 from vit_jax.data.progress import track
 from vit_jax.data.sources.base import bucket_error
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, LocalFiles
-from vit_jax.errors import DataError
+from vit_jax.data.sources.image_table import read_csv, split_cells
+from vit_jax.data.sources.split_names import split_of
+from vit_jax.errors import DataError, first_few
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import parse_json
@@ -51,16 +53,13 @@ IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff",
     ".ppm", ".pgm",
 )  # fmt: skip
-# Name of a folder in small letters that is a split, such as seg_train, test_set or 1-val2017.
-_SPLIT = re.compile(
-    r"(\d+[ _.-]?)?((seg|data|images?)[ _-]?)?"
-    r"(train|val|valid|validat(?:ion|e)|dev|eval|test)(ing|s)?"
-    r"([ _-]?(set|split|data|images?|\d{4}))?"
-)
-_RENAMED = {"validate": "validation"}
 # A shard of a split, such as imagenet-val-000001, and a shard of any kind.
 _SPLIT_SHARD = re.compile(r"(?:^|.*[ _.-])(train|val|valid|validation|dev|eval|test)(?![a-z]).*")
 _SHARD = re.compile(r".*\d{3,}")
+# Labels that are the same if they are equal as numbers, and texts for a label that is not there.
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
+_MISSING = ("nan", "none", "null", "n/a", "#n/a", "na", "<na>", "nat")
+_MAX_NAMED = 5
 # The most folders whose subfolders are compared, to find splits with other names.
 _FEW = 4
 log = logging.getLogger(__name__)
@@ -215,9 +214,6 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
         log.warning(
             "%s: there are no labels in .cls or .json files, so each tar file is one class", root
         )
-    alike = {name.casefold().strip() for name in classes}
-    if len(alike) < len(classes):
-        log.warning("%s: some classes differ only by capitals or spaces", root)
     return make_listing(root, files, found, classes, num_skipped, packed=packed)
 
 
@@ -249,12 +245,6 @@ def _check_groups(
             "rename or move them, set data_dir to the folder with the splits, or list the images in"
             " a CSV file of path,label,split",
         )
-
-
-def split_of(name: str) -> str | None:
-    """Returns the split that a folder or a cell of a table names; None: it names none."""
-    match = _SPLIT.fullmatch(name.strip().lower())
-    return None if match is None else _RENAMED.get(match[4], match[4])
 
 
 def _is_image(name: str) -> bool:
@@ -474,6 +464,27 @@ def list_named(
     return make_listing(path.parent, files, found, classes, 0, packed=False)
 
 
+def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
+    """Warns of classes that may be one, such as 1 and 1.0 or Car and car, and of missing labels."""
+    alike: dict[float | str, list[str]] = {}
+    for name in classes:
+        plain = name.strip().casefold()
+        number = _NUMBER.fullmatch(plain)
+        alike.setdefault(float(plain) if number else plain, []).append(name)
+    twice = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
+    missing = [repr(name) for name in classes if name.strip().casefold() in _MISSING]
+    warnings = []
+    if twice:
+        warnings.append(
+            "classes that differ only by capitals, spaces or how a number is written:"
+            f" {first_few(twice, _MAX_NAMED)}"
+        )
+    if missing:
+        warnings.append(f"classes that may be missing labels: {', '.join(missing)}")
+    if warnings:
+        log.warning("%s: %s", root, "; ".join(warnings))
+
+
 def _sorted_classes(names: set[str]) -> list[str]:
     """Returns names of classes as text, or as numbers if all are."""
     numbers = all(name.isascii() and name.isdecimal() for name in names)
@@ -482,58 +493,41 @@ def _sorted_classes(names: set[str]) -> list[str]:
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     """Returns (path, label, split) of every line."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            text = file.read()
-            reader = csv.DictReader(
-                io.StringIO(text, newline=""), delimiter=separator_of(text, ",")
-            )
-            columns = [name.strip().casefold() for name in reader.fieldnames or []]
-            reader.fieldnames = columns
-            others = {"set", "subset", "fold", "partition"} & set(columns)
-            if not {"path", "label"} <= set(columns) or (others and "split" not in columns):
-                raise DataError(
-                    f"the first line of {path} is {','.join(columns)!r}",
-                    "path,label or path,label,split",
-                    "add this line",
-                )
-            rows = [
-                (
-                    (r["path"] or "").strip(),
-                    _label_of(r["label"] or ""),
-                    split_of(r.get("split", "train") or "") or (r.get("split") or "").strip(),
-                )
-                for r in reader
-            ]
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "fix the file") from None
-    for number, row in enumerate(rows, start=2):
+    table = read_csv(path, ",")
+    used = {name.strip().casefold(): name for name in table.columns}
+    if not {"path", "label"} <= set(used):
+        raise DataError(
+            f"the first line of {path} is {','.join(table.columns)!r}",
+            "path,label or path,label,split",
+            "add this line",
+        )
+    if not table.rows:
+        raise DataError(f"{path} lists no image", "one line per image", "add them")
+    splits = split_cells(path, table, [used["path"], used["label"]])
+    rows = [
+        (
+            row[used["path"]].strip(),
+            unicodedata.normalize("NFC", row[used["label"]].strip()),
+            split_of(split) or split.strip(),
+        )
+        for row, split in zip(table.rows, splits, strict=True)
+    ]
+    for number, row in zip(table.lines, rows, strict=True):
         if not all(row):
             raise DataError(
-                f"line {number} of {path} has an empty value", ",".join(columns), "fix the line"
+                f"line {number} of {path} has an empty value",
+                ",".join(table.columns),
+                "fix the line",
             )
-    if not rows:
-        raise DataError(f"{path} lists no image", "one line per image", "add them")
-    labels = dict[str, str]()
+    known = dict[str, str]()
     for name, label, _ in rows:
-        if labels.setdefault(name, label) != label:
+        if known.setdefault(name, label) != label:
             raise DataError(
-                f"{path} lists {name} as {labels[name]} and as {label}",
+                f"{path} lists {name} as {known[name]} and as {label}",
                 "one label for each image",
                 "remove one of the lines",
             )
     return rows
-
-
-def _label_of(text: str) -> str:
-    return unicodedata.normalize("NFC", text.strip())
-
-
-def separator_of(text: str, usual: str) -> str:
-    """Returns the separator of a table: a tab or semicolon if only they are in the first line."""
-    first = text.partition("\n")[0]
-    others = [mark for mark in "\t;" if mark in first and "," not in first]
-    return others[0] if others else usual
 
 
 def make_listing(
@@ -549,6 +543,7 @@ def make_listing(
 
     `classes` are the names of the images' groups, in label order. `packed` images are in tar files.
     """
+    _warn_of_class_names(root, classes)
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)
     keys = np.array([_hash_name(image.name) for image in found], np.uint64)
