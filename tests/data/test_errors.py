@@ -78,6 +78,7 @@ def cut_tar(photos):
     (photos / "bee.tar").write_bytes((photos / "bee.tar").read_bytes()[:700])
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123456\n"
 FOLDERS = [
     (write("bee/010.png"), ("1 empty files", "bee/010.png", "data check", "on_bad_example=skip")),
     (lambda photos: (photos / "dog").mkdir(), ("class folder", "dog holds no image")),
@@ -88,6 +89,7 @@ FOLDERS = [
     (tars(lambda photos: (photos / "ant").mkdir()), ("both folders and tar files",)),
     (tars(cut_tar), ("bee.tar cannot be read",)),
     (tars(write("bee.tar", b"not a tar file, " * 60)), ("bee.tar cannot be read",)),
+    (tars(write("bee.tar", LFS)), ("bee.tar cannot be read: a Git LFS pointer", "git lfs pull")),
     (tars(lambda photos: write_tar(photos / "dog.tar", {})), ("class tar file", "holds no image")),
 ]  # fmt: skip
 
@@ -107,6 +109,7 @@ def held_out(columns, *cells):
 
 LISTS = [
     ("photos/ant/000.png,a\n", ("list.csv is 'photos/ant/000.png,a'",)),
+    (LFS.decode(), ("list.csv is a Git LFS pointer", "git lfs pull")),
     ("path,label\n", ("list.csv lists no image",)),
     ("path,label\nphotos/ant/000.png,a\nphotos/ant/001.png\n", ("line 3 of",)),
     ("path,label\na.png,a\nphotos/ant/000.png,a\nb.png,b\n", ("2 of 3 files", "such as a.png")),

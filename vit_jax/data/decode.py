@@ -17,7 +17,8 @@ How each kind of image is treated:
 | damaged JPEG                  | an error if a pixel of the region may be wrong; without       |
 |                               | libjpeg-turbo only truncation is detected                     |
 | more than 179 million pixels  | an error                                                      |
-| not an image, or no bytes     | an error                                                      |
+| HEIC                          | RGB, if pillow-heif is installed; else an error               |
+| not an image, or no bytes     | an error; a Git LFS pointer is named                          |
 
 PyTorch's and TensorFlow's readers ignore the orientation; a handful of ImageNet's photos have one.
 """
@@ -33,6 +34,7 @@ from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 
 from vit_jax.data.crops import Box
+from vit_jax.data.image_formats import described, register_formats
 from vit_jax.data.jpeg import DamagedJpegError, UnsupportedJpegError, decode_part, read_header
 from vit_jax.errors import DataError
 
@@ -140,6 +142,7 @@ class EncodedImage:
         pixels = _plain_pixels(self._encoded)
         if pixels is None:
             try:
+                register_formats(self._encoded)
                 image = Image.open(io.BytesIO(self._encoded))
                 if image.format not in ("JPEG", "MPO"):  # Their orientation is known already.
                     image.load()
@@ -189,8 +192,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _unreadable_error(encoded: bytes, reason: str) -> DataError:
     start = encoded[:4].hex(" ") or "nothing"
+    known, fix = described(encoded) or (reason, "repair or remove it")
     return DataError(
-        f"unreadable image of {len(encoded)} bytes starting with {start} ({reason})",
+        f"unreadable image of {len(encoded)} bytes starting with {start} ({known})",
         "an intact PNG, JPEG or other file that Pillow reads",
-        "repair or remove it",
+        fix,
     )

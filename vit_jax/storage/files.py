@@ -105,6 +105,15 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
         )
 
 
+LFS_POINTER = "a Git LFS pointer in place of the file"
+LFS_FIX = "download the file: git lfs pull"
+
+
+def is_lfs_pointer(start: bytes) -> bool:
+    """Whether a file begins like the pointer that a clone without Git LFS has in its place."""
+    return start.startswith(b"version https://git-lfs.github.com/spec/")
+
+
 def read_file(path: Path, most_bytes: int) -> bytes:
     """Reads a file whose size is checked first."""
     check_regular(path, most_bytes)
@@ -155,7 +164,9 @@ def read_json(
     """
     expected = {dict: "a JSON object", list: "a JSON array"}[kind]
     try:
-        content = parse_json(read_file(path, _JSON_BYTES))
+        encoded = read_file(path, _JSON_BYTES)
+        is_pointer = is_lfs_pointer(encoded)
+        content = None if is_pointer else parse_json(encoded)
     except FileError as problem:
         raise error(problem.got, expected, fix) from None
     except FileNotFoundError:
@@ -164,6 +175,8 @@ def read_json(
         raise error(f"cannot read {path}: {problem.strerror}", expected, fix) from None
     except ValueError as problem:  # Neither UTF-8 nor JSON.
         raise error(f"{path} is damaged: {problem}", expected, fix) from None
+    if is_pointer:
+        raise error(f"{path} is {LFS_POINTER}", expected, LFS_FIX)
     if not isinstance(content, kind):
         article = "an" if isinstance(content, int) else "a"
         raise error(f"{path} holds {article} {type(content).__name__}", expected, fix)

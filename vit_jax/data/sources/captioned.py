@@ -18,25 +18,20 @@ random sample.
 import dataclasses
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vit_jax.data.image_formats import HOW_TO_CONVERT, counted, is_image, unread_format
 from vit_jax.data.progress import track
 from vit_jax.data.sources.base import Example, bucket_error, hash_of
 from vit_jax.data.sources.folder import FolderSource
-from vit_jax.data.sources.image_files import BucketFiles, LocalFiles
+from vit_jax.data.sources.folder_layout import list_children
+from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
 from vit_jax.data.sources.image_table import read_csv, read_jsonl, split_cells
-from vit_jax.data.sources.listing import (
-    IMAGE_SUFFIXES,
-    ImageEntry,
-    Listing,
-    key_of,
-    list_children,
-    list_named,
-    make_listing,
-    tar_members,
-)
+from vit_jax.data.sources.listing import Listing, list_named, make_listing
+from vit_jax.data.sources.tar_files import key_of, tar_members
 from vit_jax.errors import DataError
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
@@ -208,9 +203,10 @@ def _list_tars(
         raise DataError(f"no tar files in {root}", _LAYOUTS, "set data.data_dir")
     found: list[ImageEntry] = []
     places: dict[str, _Place] = {}
-    others = 0
+    others, unread = 0, Counter[str]()
     for split, tar in track(groups, f"listing {root}", len(groups)):
         images, captions, skipped = _pairs(tar, tar_members(root, files, tar), feature)
+        unread.update(filter(None, map(unread_format, skipped)))
         missing = [name for name in images if name not in captions]
         if missing:
             key = f"{tar}/{images[missing[0]][0].rpartition('.')[0]}"
@@ -221,13 +217,16 @@ def _list_tars(
             )
         found += [ImageEntry(split, "", f"{tar}/{n}", s, o) for n, s, o in images.values()]
         places |= {f"{tar}/{images[key][0]}": captions[key] for key in images}
-        others += skipped
+        others += len(skipped)
+    shown = f"; images of formats that are not read: {counted(unread)}" if unread else ""
     if not found:
         raise DataError(
-            f"the tar files in {root} hold no image with a {feature} of the same name",
+            f"the tar files in {root} hold no image with a {feature} of the same name{shown}",
             "KEY.jpg and KEY.txt, with one KEY",
-            "rename the files",
+            HOW_TO_CONVERT if unread else "rename the files",
         )
+    if unread:
+        log.warning("%s%s; %s", root, shown, HOW_TO_CONVERT)
     if others:
         log.info("%s: %d other files in the tar files are left out", root, others)
     listing = make_listing(root, files, found, [""], others, packed=True)
@@ -236,33 +235,33 @@ def _list_tars(
 
 def _pairs(
     tar: str, members: Iterable[tuple[str, int, int]], feature: str
-) -> tuple[dict[str, tuple[str, int, int]], dict[str, _Place], int]:
+) -> tuple[dict[str, tuple[str, int, int]], dict[str, _Place], list[str]]:
     """Returns key -> (name, size, offset) of images, key -> place of captions, and other files."""
     images: dict[str, tuple[str, int, int]] = {}
     texts: dict[str, _Place] = {}
     objects: dict[str, _Place] = {}
-    others, text = 0, feature.lower() if feature != "caption" else "txt"
+    others: list[str] = []
+    text = feature.lower() if feature != "caption" else "txt"
     for name, size, offset in members:
         folder, slash, file = name.rpartition("/")
         stem, _, suffix = file.partition(".")
         kind = suffix.lower()
-        if f".{kind}" not in IMAGE_SUFFIXES and kind not in (text, "json"):
+        if not ("." not in kind and is_image(name)) and kind not in (text, "json"):
             # No suffix of WebDataset: the key has a dot, or the sample has other files.
             stem, _, suffix = file.rpartition(".")
             kind = suffix.lower()
         key = f"{folder}{slash}{stem}"
-        if f".{kind}" in IMAGE_SUFFIXES and key not in images:
+        if is_image(name) and "." not in kind and key not in images:
             images[key] = (name, size, offset)
+        elif size == UNREADABLE:
+            others.append(name)
         elif kind == text:
             texts[key] = _Place(tar, offset, size, None)
         elif kind == "json":
             objects[key] = _Place(tar, offset, size, feature)
         else:
-            others += 1
+            others.append(name)
     captions = objects | texts
-    other_files = [
-        k for k in images if k not in captions and key_of(k) != k and key_of(k) in images
-    ]
-    for key in other_files:  # Such as KEY.mask.png beside KEY.jpg.
-        del images[key]
-    return images, captions, others + len(other_files)
+    beside = [k for k in images if k not in captions and key_of(k) != k and key_of(k) in images]
+    others += [images.pop(key)[0] for key in beside]  # Such as KEY.mask.png beside KEY.jpg.
+    return images, captions, others

@@ -3,6 +3,7 @@
 Both classes name files by their paths relative to the folder, and pass over hidden ones.
 """
 
+import dataclasses
 import errno
 import io
 import os
@@ -20,6 +21,17 @@ from vit_jax.storage.bucket_path import BucketPath, StoredObject
 UNREADABLE = -1
 # Blocks that are read ahead while a tar file is listed.
 _BLOCKS_AHEAD = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageEntry:
+    """One image file or tar member."""
+
+    split: str
+    group: str
+    name: str
+    size: int
+    offset: int
 
 
 class LocalFiles:

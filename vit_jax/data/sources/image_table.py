@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.data.sources.split_names import read_splits
 from vit_jax.errors import DataError, first_few
-from vit_jax.storage.files import parse_json
+from vit_jax.storage.files import LFS_FIX, LFS_POINTER, is_lfs_pointer, parse_json
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ def read_csv(path: Path, separator: str) -> Table:
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             text = file.read()
+            if is_lfs_pointer(text[:100].encode()):
+                raise DataError(f"{path} is {LFS_POINTER}", "a CSV file", LFS_FIX)
             found = separator_of(text, separator)
             reader = csv.DictReader(io.StringIO(text, newline=""), restval="", delimiter=found)
             for row in reader:
