@@ -172,8 +172,8 @@ def test_a_part_of_a_shrunk_image_is_widened_to_whole_pixels(decoder):
         (encode(noise(32, 32), "WEBP")[:-300], "starting with 52 49 46 46"),
         (encode(noise(32, 32), "GIF")[:-300], "starting with 47 49 46 38"),
         (b"P6 2 1 255\n\1\2\3\4\5", "starting with 50 36 20 32"),
-        (encode(np.ones((2, 2), np.float32), "TIFF"), "(pixels of mode F)"),
-        (encode(np.ones((2, 2), np.int32), "TIFF"), "(pixels of mode I)"),
+        (encode(np.ones((2, 2), np.float32), "TIFF"), "pixels of mode F:"),
+        (encode(np.ones((2, 2), np.int32), "TIFF"), "pixels of mode I:"),
     ],
 )
 def test_unreadable_bytes_are_a_data_error_in_either_decoder(decoder, encoded, part):

@@ -184,7 +184,7 @@ def _class_names(
     if known is not None:
         return known
     if num_classes == 1000:
-        return tuple(_IMAGENET.read_text().splitlines())
+        return tuple(_IMAGENET.read_text(encoding="utf-8").splitlines())
     return tuple(map(spare_name, range(num_classes)))
 
 

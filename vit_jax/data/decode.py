@@ -31,7 +31,7 @@ import zlib
 import cv2
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vit_jax.data.crops import Box
 from vit_jax.data.image_formats import described, register_formats
@@ -163,6 +163,22 @@ def decode(encoded: bytes) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(image.part((0, 0, *image.size))))
 
 
+def rgb_pixels(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
+    """Returns the pixels of a PIL image, upright, by the rules for files at the top.
+
+    Raises DataError for a mode whose white is unknown, and for a file that cannot be loaded.
+    """
+    try:
+        upright = ImageOps.exif_transpose(image)
+        return np.ascontiguousarray(_to_rgb(upright))
+    except _PILLOW_ERRORS as error:
+        raise DataError(
+            f"a PIL image of mode {image.mode} ({error})",
+            "8 or 16 bits per channel, in a mode that Pillow converts to RGB",
+            "scale it to [0, 255] and convert it to 8 bits",
+        ) from None
+
+
 def encode_plain(pixels: UInt8[np.ndarray, "h w 3"]) -> bytes:
     """Returns RGB pixels as an uncompressed PPM, which is decoded without a copy."""
     return b"P6 %d %d 255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
@@ -184,7 +200,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # Pillow's own conversion clips grays at 255.
         image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"pixels of mode {image.mode}")
+        raise ValueError(f"pixels of mode {image.mode}: the value of white is unknown")
     if "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")

@@ -31,7 +31,7 @@ def draw_confusion(table: Path) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with table.open(newline="") as file:
+    with table.open(encoding="utf-8", newline="") as file:
         (_, *predicted), *rows = csv.reader(file)
     true = [row[0] for row in rows]
     counts = np.array([[int(n) for n in row[1:]] for row in rows])

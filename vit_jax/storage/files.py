@@ -35,9 +35,12 @@ _KINDS = (
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that readers, even after a crash, see either the old or the new content.
 
-    Its folder is created if missing.
+    Text is written in UTF-8; bytes of file names that are not UTF-8 become a question mark. The
+    file's folder is created if missing.
     """
-    content = content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        named = content.encode(errors="surrogateescape")  # Bytes of names in an ASCII locale.
+        content = named.decode(errors="replace").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     if is_bucket(path):  # An object gets its new content when it is closed.
         path.write_bytes(content)
@@ -186,9 +189,9 @@ def read_json(
 def append_text(path: Path, text: str) -> None:
     """Appends text to a file. Objects in a bucket are written again, by one process at a time."""
     if is_bucket(path):
-        write_atomically(path, (path.read_text() if path.exists() else "") + text)
+        write_atomically(path, (path.read_text(encoding="utf-8") if path.exists() else "") + text)
         return
-    with path.open("a", newline="") as file:
+    with path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
 
 
