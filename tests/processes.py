@@ -41,7 +41,8 @@ class Process:
     """
 
     def __init__(self, arguments, env, cwd, stdout=None, stderr=None):
-        self._files = [f or tempfile.TemporaryFile("w+") for f in (stdout, stderr)]  # noqa: SIM115
+        opened = functools.partial(tempfile.TemporaryFile, "w+", encoding="utf-8")
+        self._files = [file or opened() for file in (stdout, stderr)]
         self.args = arguments
         self.returncode: Any = None
         self._connection = _connect()

@@ -188,7 +188,7 @@ class SlurmCluster:
 def _alive(number):
     status = Path(f"/proc/{number}/stat")
     try:
-        return status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return status.read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
 

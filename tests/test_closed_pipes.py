@@ -1,8 +1,11 @@
 import os
 import signal
+import sys
 
 import pytest
 from processes import TINY, start_command
+
+from vit_jax.closed_pipes import watch_pipes
 
 TRAIN = ["--config.train_steps=3", "--config.logging.interval_steps=1"]
 
@@ -21,6 +24,18 @@ def test_a_command_ends_quietly_with_141_if_its_reader_is_gone(arguments):
     process = start_without_reader(*arguments)
     assert process.wait(60) == 128 + signal.SIGPIPE
     assert os.pread(process._files[1].fileno(), 1 << 16, 0) == b""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"), [("ascii", b"cr\\xe8me \\udcff"), ("utf-8", "crème \\udcff".encode())]
+)
+def test_a_character_that_the_locale_lacks_is_escaped(tmp_path, encoding, written, monkeypatch):
+    with (tmp_path / "out").open("w", encoding=encoding) as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setattr(sys, "stderr", file)
+        watch_pipes("config")
+        print("crème \udcff", end="", flush=True)
+    assert (tmp_path / "out").read_bytes() == written
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ _PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
 # Modules of one row may import each other, unless the row is a package of its own.
 _LAYERS = (
     ("errors", "closed_pipes", "synonyms"),
-    ("storage", "rng", "tables", "named_tree", "schema", "memory", "shown_log"),
+    ("storage", "rng", "tables", "named_tree", "schema", "memory", "shown_log", "warning_signals"),
     ("models",),
     ("config",),
     ("parallel",),

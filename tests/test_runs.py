@@ -1,5 +1,6 @@
 """vit_jax.fit and load_run: the trainer of the command line, from Python."""
 
+import concurrent.futures
 import logging
 
 import jax
@@ -44,6 +45,14 @@ def test_fit_is_the_run_of_the_command_line(fit_digits, finished, tmp_path, caps
     before = content(run.path)
     assert fit_digits(run.path, verbose=False).result == run.result
     assert content(run.path) == before
+
+
+@pytest.mark.slow
+def test_fit_in_another_thread(fit_digits, tmp_path):
+    """Streamlit, Ray and asyncio call it there, where Python sets no signal handler."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        run = pool.submit(fit_digits, tmp_path / "run", {"train_steps": 2}, verbose=False).result()
+    assert run.result["step"] == 2
 
 
 def test_the_model_of_a_run(finished):

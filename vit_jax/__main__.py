@@ -4,7 +4,8 @@ Exit codes; docs/how-to/train.md has a table of them:
     0: success.
     1: some jobs of a sweep failed.
     2: an error that the user can fix. One line on stderr describes it.
-    75: stopped by SIGTERM or SIGINT after saving. Run the command again to continue.
+    75: stopped by a signal, such as SIGTERM or SIGINT, after saving. Run the command again to
+        continue.
     76: another process of the run was lost. Run the command again to continue.
     130: interrupted by Ctrl-C without saving.
     141: the reader of standard output is gone, as in `... | head -1`.

@@ -1,5 +1,6 @@
 """What a command does when the reader of its output is gone, as in `... | head -1`."""
 
+import codecs
 import io
 import os
 import sys
@@ -21,6 +22,7 @@ class PipeClosed(BaseException):
 def watch_pipes(command: str) -> None:
     """Replaces standard output and standard error by streams that survive a closed pipe.
 
+    A character that they cannot encode is written as an escape of Python.
     What is printed after the reader has gone is dropped. If the reader of standard output goes,
     commands that are not in KEEP_RUNNING end with a `PipeClosed`.
     """
@@ -32,10 +34,12 @@ def _replaced(stream: Any, *, ends: bool) -> Any:
     if not isinstance(stream, io.TextIOWrapper):  # Closed, or not a file.
         return stream
     stream.flush()
+    is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(stream.fileno(), ends)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        # A character that the locale lacks, such as one of a class name, ends no command.
+        errors="backslashreplace" if stream.errors == "strict" or not is_utf8 else stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -20,7 +20,7 @@ def machine_bytes() -> int:
     limits = [psutil.virtual_memory().total]
     for path in _CGROUP_LIMITS:
         try:
-            limits.append(int(path.read_text()))
+            limits.append(int(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):  # Not there, or "max".
             continue
     return min(limits)

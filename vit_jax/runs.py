@@ -96,7 +96,8 @@ def fit(
 
     Called again with the same arguments, it resumes an unfinished run and returns a finished one.
     An interrupt (Ctrl-C, or the stop button of a notebook) saves and returns the unfinished run; a
-    second one ends the process. Compiled programs are kept for later calls, see
+    second one ends the process. Signals are handled in the main thread only: in another one, the
+    process ends as its own handlers say. Compiled programs are kept for later calls, see
     the config key `compile_cache`.
 
     Args:

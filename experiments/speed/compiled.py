@@ -148,7 +148,7 @@ def read_rows(path: Path = TABLE) -> dict[Key, Row]:
     """Returns the rows of a file; none if there is no file. Of equal keys the last one counts."""
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         rows = [_row(line) for line in csv.DictReader(file)]
     return {row.key: row for row in rows}
 
@@ -165,7 +165,7 @@ def _row(line: Mapping[str, str]) -> Row:
 def append_row(row: Row, path: Path = TABLE) -> None:
     """Appends a row to a file, which is made if it is missing."""
     new = not path.exists()
-    with path.open("a", newline="") as file:
+    with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if new:
             writer.writeheader()
@@ -322,7 +322,7 @@ def _poll(process: subprocess.Popen[bytes]) -> Iterator[None]:
 def _read(path: Path) -> dict[str, Any] | None:
     """Returns the content of a JSON file; None: it is missing or not yet written to the end."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
 

@@ -58,7 +58,9 @@ def program_of(topology: str, model: str, depth: int, scan: bool, remat: str) ->
 
 def compile_in_child(arguments: list[Any], folder: str) -> None:
     """Compiles a program for `kept_bytes`: writes program.txt."""
-    Path(folder, "program.txt").write_text(program_of(*arguments).compile().as_text() or "")
+    Path(folder, "program.txt").write_text(
+        program_of(*arguments).compile().as_text() or "", encoding="utf-8"
+    )
 
 
 def kept_bytes(*arguments: Any) -> int:
@@ -75,7 +77,7 @@ def kept_bytes(*arguments: Any) -> int:
                 child.wait()
             time.sleep(0.5)
         compiled = Path(folder, "program.txt")
-        text = compiled.read_text() if compiled.exists() else decided_program(dump)
+        text = compiled.read_text(encoding="utf-8") if compiled.exists() else decided_program(dump)
         if text is None:
             raise SystemExit(f"{arguments} did not compile")
         return sum(buffer.bytes for buffer in find_buffers(parse(text), text))
@@ -96,7 +98,7 @@ def rows_of(topology: str, model: str) -> list[Row]:
 
 def write_table(rows: list[Row], path: Path) -> None:
     """Writes the table."""
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("platform", "width", "scan", "remat", "kept_bytes"))
         for row in rows:

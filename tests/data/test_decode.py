@@ -1,4 +1,7 @@
 import functools
+import io
+import sys
+import types
 
 import cv2
 import numpy as np
@@ -7,7 +10,7 @@ from images import encode, exif, noise, photo, smooth
 from PIL import Image
 
 from vit_jax.data import decode as decode_module
-from vit_jax.data import jpeg
+from vit_jax.data import image_formats, jpeg
 from vit_jax.data.decode import EncodedImage, decode
 from vit_jax.data.jpeg import UnsupportedJpegError
 from vit_jax.errors import DataError
@@ -169,8 +172,8 @@ def test_a_part_of_a_shrunk_image_is_widened_to_whole_pixels(decoder):
         (encode(noise(32, 32), "WEBP")[:-300], "starting with 52 49 46 46"),
         (encode(noise(32, 32), "GIF")[:-300], "starting with 47 49 46 38"),
         (b"P6 2 1 255\n\1\2\3\4\5", "starting with 50 36 20 32"),
-        (encode(np.ones((2, 2), np.float32), "TIFF"), "(pixels of mode F)"),
-        (encode(np.ones((2, 2), np.int32), "TIFF"), "(pixels of mode I)"),
+        (encode(np.ones((2, 2), np.float32), "TIFF"), "pixels of mode F:"),
+        (encode(np.ones((2, 2), np.int32), "TIFF"), "pixels of mode I:"),
     ],
 )
 def test_unreadable_bytes_are_a_data_error_in_either_decoder(decoder, encoded, part):
@@ -224,3 +227,35 @@ def test_a_jpeg_that_libjpeg_turbo_refuses_is_decoded_by_pillow():
 def test_only_the_header_is_read_until_pixels_are_needed(monkeypatch):
     monkeypatch.setattr(decode_module, "decode_part", functools.partial(pytest.fail, "decoded"))
     assert EncodedImage(encode(smooth(20, 30), "JPEG")).size == (30, 20)
+
+
+def test_heic_is_read_by_pillow_heif_if_it_is_installed(monkeypatch):
+    """pillow_heif is replaced by one that lets Pillow read PNG after the header of HEIC."""
+    heic = b"\0\0\0\x18ftypheic" + encode(noise(4, 6))
+    with pytest.raises(DataError, match=r"HEIC, which needs pillow-heif.*run: pip install pillow"):
+        decode(heic)
+
+    def register():
+        Image.register_open(
+            "HEIF",
+            lambda file, name: Image.open(io.BytesIO(file.read()[12:])),
+            lambda start: start[4:12] == b"ftypheic",
+        )
+
+    monkeypatch.setattr(image_formats, "_has_heif", lambda: True)
+    monkeypatch.setitem(
+        sys.modules, "pillow_heif", types.SimpleNamespace(register_heif_opener=register)
+    )
+    try:
+        np.testing.assert_array_equal(np.asarray(decode(heic)), noise(4, 6))
+    finally:
+        image_formats._register_heif.cache_clear()
+        Image.OPEN.pop("HEIF", None)
+        Image.ID.remove("HEIF")
+    assert image_formats.is_image("IMG_1.HEIC")
+
+
+def test_a_git_lfs_pointer_is_named():
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+    with pytest.raises(DataError, match=r"a Git LFS pointer in place of the file.*git lfs pull"):
+        decode(pointer)

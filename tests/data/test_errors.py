@@ -78,6 +78,7 @@ def cut_tar(photos):
     (photos / "bee.tar").write_bytes((photos / "bee.tar").read_bytes()[:700])
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123456\n"
 FOLDERS = [
     (write("bee/010.png"), ("1 empty files", "bee/010.png", "data check", "on_bad_example=skip")),
     (lambda photos: (photos / "dog").mkdir(), ("class folder", "dog holds no image")),
@@ -88,6 +89,7 @@ FOLDERS = [
     (tars(lambda photos: (photos / "ant").mkdir()), ("both folders and tar files",)),
     (tars(cut_tar), ("bee.tar cannot be read",)),
     (tars(write("bee.tar", b"not a tar file, " * 60)), ("bee.tar cannot be read",)),
+    (tars(write("bee.tar", LFS)), ("bee.tar cannot be read: a Git LFS pointer", "git lfs pull")),
     (tars(lambda photos: write_tar(photos / "dog.tar", {})), ("class tar file", "holds no image")),
 ]  # fmt: skip
 
@@ -99,13 +101,29 @@ def test_image_folders(tmp_path, edit, words):
     check(lambda: open_folder(photos), DataError, words)
 
 
+def held_out(columns, *cells):
+    """A list of two images with these further columns."""
+    lines = [f"photos/ant/00{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+    return "\n".join([f"path,label,{columns}", *lines])
+
+
 LISTS = [
     ("photos/ant/000.png,a\n", ("list.csv is 'photos/ant/000.png,a'",)),
+    (LFS.decode(), ("list.csv is a Git LFS pointer", "git lfs pull")),
     ("path,label\n", ("list.csv lists no image",)),
     ("path,label\nphotos/ant/000.png,a\nphotos/ant/001.png\n", ("line 3 of",)),
     ("path,label\na.png,a\nphotos/ant/000.png,a\nb.png,b\n", ("2 of 3 files", "such as a.png")),
     ("path,label\na\0.png,a\n", ("1 of 1 files", "such as a\\0.png")),
-    ("path,label,set\nphotos/ant/000.png,a,train\n", ("path,label or path,label,split",)),
+    (held_out("fold", "0", "1"), ("column 'fold' with '0', '1'", "column split", "remove it")),
+    (held_out("partition", "train", "2"), ("column 'partition' with '2', 'train'",)),
+    (held_out("role", "train", "reserve"), ("column 'role' with 'reserve', 'train'",)),
+    (held_out("is_valid", "0", "?"), ("column 'is_valid'",)),
+    (held_out("valid", "1", "0"), ("column 'valid' with '0', '1'",)),
+    (
+        held_out("is_test,phase", "1,train", "0,test"),
+        ("phase and is_test, which name",),
+    ),
+    (held_out("is_valid,is_test", "0,1", "1,1"), ("line 3 of", "test and val by the columns")),
     ("path,label\nphotos/ant/000.png,a\nphotos/ant/000.png,b\n", ("000.png as a and as b",)),
 ]
 

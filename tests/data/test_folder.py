@@ -2,6 +2,8 @@ import errno
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +174,33 @@ def test_a_file_that_disappeared_is_named(photos):
     (photos / gone).unlink()
     with pytest.raises(DataError, match=f"{gone}: No such file"):
         source.read([4])
+
+
+def test_names_classes_and_order_are_the_same_in_every_locale(tmp_path):
+    """In an ASCII locale Python reads the bytes of names as surrogates."""
+    write_folder(tmp_path / "photos", {"crème": 6, "hund": 5})
+    lines = [f"photos/{p.parent.name}/{p.name},{p.parent.name}" for p in tmp_path.rglob("*.png")]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]), encoding="utf-8")
+    code = (
+        "import sys, pathlib, numpy as np; from vit_jax.data.sources.listing import list_images\n"
+        "for name in sys.argv[1:]:\n"
+        "    found = list_images(pathlib.Path(name)); rows = found.splits['train']\n"
+        "    assert all(map(found.read, range(11)))\n"
+        "    print(ascii(found.class_names), found.identity(rows))"
+    )
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    names = [str(tmp_path / name) for name in ("photos", "list.csv")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *names],
+        capture_output=True,
+        encoding="utf-8",
+        env=os.environ | ascii_locale,
+    )
+    expected = [
+        f"{found.class_names!a} {found.identity(found.splits['train'])}"
+        for found in map(list_images, map(Path, names))
+    ]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 def test_a_csv_file_may_have_splits_other_columns_and_absolute_paths(photos, tmp_path):

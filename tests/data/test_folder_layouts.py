@@ -1,6 +1,7 @@
 """Layouts of folders and shards that people have, beyond one folder for each class."""
 
 import logging
+import tarfile
 import unicodedata
 
 import numpy as np
@@ -9,6 +10,8 @@ from data.files import write_tar
 from images import encode
 
 from vit_jax.data.sources.captioned import list_captioned
+from vit_jax.data.sources.folder import FolderSource
+from vit_jax.data.sources.image_files import UNREADABLE
 from vit_jax.data.sources.listing import list_images
 from vit_jax.errors import DataError
 
@@ -52,10 +55,19 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
 @pytest.mark.parametrize(
     ("places", "words"),
     [
-        (("data/train/a", "data/train/b", "data/val/a"), "look like splits or hold them"),
-        (("part1/a", "part1/b", "part2/a", "part2/b"), "look like splits or hold them"),
-        (("train.tar", "val.tar"), "look like splits or hold them"),
-        (("set-train-0.tar", "set-train-1.tar", "set-val-0.tar"), "look like splits or hold them"),
+        (
+            ("data/train/a", "data/train/b", "data/val/a"),
+            "data holds the folders train, val, which",
+        ),
+        (("part1/a", "part1/b", "part2/a", "part2/b"), "all of them hold the folders a, b; they"),
+        ([f"fold{i}/{c}" for i in range(9) for c in "ab"], "fold4 and 4 more; all of them hold"),
+        ([f"{d}/images/{c}/x" for d in "pqr" for c in "ab"], "p, q, r; all of them hold"),
+        (("train/p/a", "train/p/b", "train/q/A", "train/q/B", "val/p/a"), None),
+        (("train/p/a", "train/p/b", "train/q/A", "train/q/B"), "p, q; all of them hold"),
+        (("cat/train", "cat/val", "dog/train", "dog/val"), "cat, dog; all of them hold"),
+        (("train/a", "train/b", "unlabeled"), "has train with the folders a, b, which look like"),
+        (("train.tar", "val.tar"), "tar files of train, val, which look like splits"),
+        (("set-train-0.tar", "set-train-1.tar", "set-val-0.tar"), "which look like splits"),
         (("Train/a", "training/a", "val/a"), "Train and training, which are both the split train"),
     ],
 )
@@ -65,8 +77,102 @@ def test_splits_that_would_become_classes_or_come_twice_are_refused(tmp_path, pl
             write_tar(tmp_path / place, {"0.png": IMAGE})
         else:
             tree(tmp_path, place)
+    if words is None:  # p of val has images of one class only: this could be meant.
+        list_images(tmp_path)
+        return
     with pytest.raises(DataError, match=words):
         list_images(tmp_path)
+
+
+def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_path, caplog):
+    for domain in ("art", "photo"):
+        members = {f"./{name}/0.png": IMAGE for name in ("cat", "dog")}
+        write_tar(tmp_path / "tars" / f"{domain}.tar", members)
+    with pytest.raises(DataError, match="art, photo; all of them hold the folders cat, dog"):
+        list_images(tmp_path / "tars")
+    list_images(tree(tmp_path / "sites", "s0/a", "s0/b", "s1/a", "s1/b", "s2/b"))
+    assert "s0, s1, s2 are read as classes, but most of them hold the same" in caplog.text
+    list_images(tree(tmp_path / "one", "photos/cat", "photos/dog"))
+    assert "if cat, dog are the classes, set data_dir to that folder" in caplog.text
+    caplog.clear()
+    list_images(tree(tmp_path / "kinds", "cat/tabby", "cat/persian", "dog/poodle", "dog/other"))
+    assert not caplog.records
+
+
+UNLABELLED = [
+    (("val/images", "test/images"), {"train": 6}, "split val is left out: its 3 images are in im"),
+    (("val", "test/0"), {"train": 6}, "split val is left out: its 3 images are in no class"),
+    (("val/a", "val/b", "test/unknown"), {"train": 6, "val": 6}, "split test is left out: its 3"),
+    (("val/val", "test/b"), {"train": 6, "test": 3}, "split val is left out: its 3 images are in "),
+]
+
+
+@pytest.mark.parametrize(("places", "splits", "words"), UNLABELLED)
+def test_splits_without_the_training_classes_are_left_out_and_said(
+    tmp_path, caplog, places, splits, words
+):
+    tree(tmp_path, "train/a/images", "train/b/images", *places)
+    listing = list_images(tmp_path)
+    assert (listing.class_names, sizes(listing)) == (("a", "b"), splits)
+    assert listing.num_skipped == 3 * (len(places) + 2) - sum(splits.values())
+    assert words in caplog.text
+    left_out = words.split()[1]
+    with pytest.raises(DataError, match=f"split '{left_out}' of {tmp_path} has no labels: its 3"):
+        FolderSource(listing, f"{left_out}[:50%]", "photos")
+
+
+def test_a_train_folder_without_classes_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"no folders in .*train"):
+        list_images(tree(tmp_path, "train", "val/a"))
+
+
+def test_formats_that_are_not_read_are_named_and_counted(tmp_path, caplog):
+    tree(tmp_path, "a", "b")
+    for name in ("a/1.HEIC", "a/2.heif", "b/3.jxl", "b/4.nii.gz", "b/notes.txt", "5.dcm"):
+        (tmp_path / name).write_bytes(b"")
+    assert list_images(tmp_path).num_skipped == 6
+    assert "that are not read: 2 HEIC, 1 DICOM, 1 JPEG XL, 1 NIfTI; convert them" in caplog.text
+    for path in tmp_path.glob("a/*.png"):
+        path.unlink()
+    with pytest.raises(DataError, match="a holds no image; its images are of formats that are not"):
+        list_images(tmp_path)
+    members = {"1.heic": b"", "1.txt": b"a cat"}
+    with pytest.raises(DataError, match="not read: 1 HEIC; expected KEY"):
+        list_captioned(write_tar(tmp_path / "tars" / "0.tar", members), ("caption",))
+
+
+def test_links_in_tar_files_are_followed(tmp_path, caplog):
+    """Names and targets: a hard link, chains, a link through a linked folder, circles."""
+    links = {
+        "a/hard.png": "./a/0.png",
+        "a/soft.png": "0.png",
+        "a/chain.png": "soft.png",
+        "b": "a",
+        "c/up.png": "../b/hard.png",
+        "a/loop.png": "loop.png",
+        "a/gone.png": "../../0.png",
+        "a/above": "..",
+        "notes": "/etc/hosts",
+    }
+    write_tar(tmp_path / "x.tar", {"a/0.png": IMAGE})
+    with tarfile.open(tmp_path / "x.tar", "a") as archive:
+        for name, target in links.items():
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.LNKTYPE if "hard" in name else tarfile.SYMTYPE
+            info.linkname = target
+            archive.addfile(info)
+    listing = list_images(tmp_path)
+    read = {name.removeprefix("x.tar/") for name, size in zip(listing.names, listing.sizes,
+                                                             strict=True) if size > 0}  # fmt: skip
+    assert read == {"a/0.png", "a/hard.png", "a/soft.png", "a/chain.png", "b/0.png", "c/up.png"}
+    assert all(listing.read(int(row)) == IMAGE for row in np.flatnonzero(listing.sizes > 0))
+    assert sorted(np.array(listing.names)[listing.sizes == UNREADABLE]) == [
+        "x.tar/a/gone.png",
+        "x.tar/a/loop.png",
+    ]
+    assert listing.num_skipped == 2
+    with pytest.raises(DataError, match="2 broken links"):
+        FolderSource(listing, "train", "x")
 
 
 def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
@@ -93,6 +199,62 @@ def test_a_table_may_have_capitals_spaces_tabs_and_other_names_of_splits(tmp_pat
     listing = list_images(tmp_path / "it.csv")
     assert listing.class_names == ("cat", "dog")
     assert sizes(listing) == {"train": 1, "validation": 1, "test": 1}
+
+
+HELD_OUT = [
+    ("is_valid", ("False", "False", "True"), {"train": 2, "val": 1}),
+    ("isValid", ("0.0", "1.0", "0.0"), {"train": 2, "val": 1}),
+    ("is_test", ("no", "yes", "no"), {"train": 2, "test": 1}),
+    ("is_train", ("1", "0", "1"), {"train": 2, "val": 1}),
+    ("is_training_image", ("1", "1", "0"), {"train": 2, "val": 1}),
+    ("is_valid,is_test", ("0,0", "1,0", "0,1"), {"train": 1, "val": 1, "test": 1}),
+    ("is_train,is_test", ("1,0", "0,0", "0,1"), {"train": 1, "val": 1, "test": 1}),
+    ("phase,is_train", ("train,1", "val,0", "train,1"), {"train": 2, "val": 1}),
+    ("phase", ("Train", "val", "train"), {"train": 2, "val": 1}),
+    ("Usage", ("Training", "PublicTest", "PrivateTest"), {"train": 1, "val": 1, "test": 1}),
+    ("group", ("train", "holdout", "train"), {"train": 2, "test": 1}),
+    ("fold,split", ("0,train", "1,mine", "2,train"), {"train": 2, "mine": 1}),
+    ("note,valuation,vehicle", ("val,1,train", "x,0,car", "y,1,bus"), {"train": 3}),
+]
+
+
+@pytest.mark.parametrize(("columns", "cells", "splits"), HELD_OUT)
+def test_columns_that_say_which_images_are_held_out(tmp_path, columns, cells, splits, caplog):
+    tree(tmp_path, "x")
+    lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+    (tmp_path / "it.csv").write_text("\n".join([f"path,label,{columns}", *lines]))
+    with caplog.at_level(logging.INFO):
+        assert sizes(list_images(tmp_path / "it.csv")) == splits
+    if "note" in columns:
+        assert "columns that are not read: note, valuation, vehicle" in caplog.text
+
+
+def test_captions_have_the_same_columns_of_splits(tmp_path):
+    tree(tmp_path, "x")
+    lines = [f'{{"path": "x/{i}.png", "caption": "a cat", "is_valid": {v}}}'
+             for i, v in enumerate(("true", "false", "false"))]  # fmt: skip
+    (tmp_path / "it.jsonl").write_text("\n".join(lines))
+    listing = list_captioned(tmp_path / "it.jsonl", ("caption",)).images
+    assert sizes(listing) == {"val": 1, "train": 2}
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (("1", "1.0", "01"), "'01' = '1' = '1.0'"),
+        (("True", "true ", "nan"), "'True' = 'true'; classes that may be missing labels: 'nan'"),
+        (("None", "2", "+2.0"), "'+2.0' = '2'; classes that may be missing labels: 'None'"),
+        (("1", "2", "inf"), None),
+    ],
+)
+def test_labels_that_may_be_one_or_missing_are_named(tmp_path, labels, words, caplog):
+    tree(tmp_path, "x")
+    lines = [f"x/{i}.png,{label}" for i, label in enumerate(labels)]
+    (tmp_path / "it.csv").write_text("\n".join(["path,label", *lines]))
+    list_images(tmp_path / "it.csv")
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == (words is not None)
+    assert all(words in warning for warning in warnings)
 
 
 def test_other_folders_beside_splits_are_left_out_and_said(tmp_path, caplog):

@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import pytest
+from images import encode
 from PIL import Image
 from weight_files import random_loaded
 
 import vit_jax
-from vit_jax.data.decode import encode_plain
+from vit_jax.data.decode import decode, encode_plain
 from vit_jax.data.preprocess import Preprocess, preprocess_of
-from vit_jax.errors import WeightsError
+from vit_jax.errors import DataError, WeightsError
 from vit_jax.interop.load import load
 from vit_jax.interop.save import save
 from vit_jax.models.family import EvalView
@@ -57,6 +58,30 @@ def test_other_modes_and_orientations_follow_the_decoder():
     )
     for mode in ("CMYK", "YCbCr"):
         assert Preprocess((8, 8))(Image.fromarray(_PIXELS).convert(mode)).shape == (1, 8, 8, 3)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"])
+def test_pixels_of_a_pil_image_are_those_of_its_file(mode):
+    gray = np.arange(0, 65536, 1024, dtype=np.uint16).reshape(8, 8)
+    if mode.startswith("I;16"):
+        image = Image.frombytes(
+            mode, (8, 8), gray.astype(">u2" if "B" in mode else "<u2").tobytes()
+        )
+        expected = np.repeat(gray[..., None] // 256, 3, -1)
+    else:
+        alpha = np.dstack([_PIXELS[:8, :8], _PIXELS[8:16, :8, 0]])
+        image = Image.fromarray(alpha).convert(mode)
+        expected = np.asarray(decode(encode(image)))
+    np.testing.assert_array_equal(Preprocess((8, 8), "resize")(image)[0],
+                                  expected.astype(np.float32) / np.float32(127.5) - 1)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_a_pil_image_and_a_file_whose_white_is_unknown_are_refused(mode):
+    image = Image.fromarray(np.full((8, 8), 65535, np.int32)).convert(mode)
+    for given in (lambda: decode(encode(image, "TIFF")), lambda: Preprocess((8, 8))(image)):
+        with pytest.raises(DataError, match=f"mode {mode}: the value of white is unknown"):
+            given()
 
 
 CONFIGS = {"timm": "config.json", "transformers": "preprocessor_config.json"}

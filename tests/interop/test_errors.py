@@ -91,6 +91,15 @@ def config_without(text):
     return make
 
 
+def config_that_is(text):
+    def make(folder):
+        folder = transformers()(folder)
+        (folder / "config.json").write_text(text)
+        return folder
+
+    return make
+
+
 def video(tensors):
     kernel = tensors["patch_embed.proj.weight"][:, :, None]
     return tensors | {"patch_embed.proj.weight": kernel}
@@ -111,6 +120,7 @@ HYBRID = {"conv_root/kernel": (7, 7, 3, 8), "embedding/kernel": (4, 4, 8, WIDTH)
 ROOT = {"resnet/root_block/standardized_conv2d/kernel": np.zeros((7, 7, 3, 8), np.float32)}
 TWO_HEADS = {"num_heads": HEADS}
 MIXER = {"width": 8, "depth": 1, "token_mlp_dim": 5, "channel_mlp_dim": 12, "image_size": (16, 24)}
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123456\n"
 FILES = [
     (head_bias([0, np.nan, 0]), {}, NAN),
     (head_bias([0, -np.inf, 0]), {}, NAN),
@@ -120,6 +130,9 @@ FILES = [
     (index(x="a.safetensors", y="b.safetensors"), {}, ("b.safetensors cannot be read: ",)),
     (index(x="a.safetensors", y="a.safetensors"), {}, ("index.json cannot be read: 'y'",)),
     (file("model.safetensors.index.json", "{"), {}, ("index.json is damaged: ",)),
+    *((file(name, LFS), {}, (f"{name} is a Git LFS pointer", "git lfs pull"))
+      for name in ("w.npz", "model.safetensors", "model.safetensors.index.json")),
+    (config_that_is(LFS), {}, ("config.json is a Git LFS pointer", "git lfs pull")),
     (file("w.txt", "hello"), {}, ("not a known kind of file", ".npz or .safetensors")),
     (lambda folder: folder / "nowhere.npz", {}, ("nowhere.npz does not exist",)),
     (lambda folder: folder, {}, ("has 0 files of weights",)),

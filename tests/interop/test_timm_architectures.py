@@ -13,7 +13,7 @@ MODULES = ("vision_transformer", "deit", "eva", "beit", "vision_transformer_hybr
 
 
 def test_no_architecture_is_silently_wrong(tmp_path):
-    printed = run_reference("timm", Path(__file__).read_text(), tmp_path)
+    printed = run_reference("timm", Path(__file__).read_text(encoding="utf-8"), tmp_path)
     found = [json.loads(line) for line in printed.splitlines()]
     wrong = [row for row in found if isinstance(row["found"], float) and row["found"] > 2e-4]
     assert not wrong

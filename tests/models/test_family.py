@@ -62,6 +62,12 @@ def test_other_shapes_types_and_intermediates_are_refused(name):
     model, x = make(name), random_images(size=8)
     with pytest.raises(ModelError, match=r"\(2, 8, 8\).*expected \(batch, "):
         model(x[..., 0])
+    with pytest.raises(
+        ModelError, match=r"\(8, 8, 3\).*give a single image a batch axis, .*\[None\]"
+    ):
+        model(x[0])
+    with pytest.raises(ModelError, match=r"\(3, 8, 8\).* batch axis and .*transpose\(1, 2, 0\)\["):
+        model(x[0].transpose(2, 0, 1))
     with pytest.raises(ModelError, match=r"type uint8.*x / 127.5 - 1"):
         model(x.astype(np.uint8))
     with pytest.raises(ModelError, match=r"unknown intermediate 'logit'; .*encoded"):

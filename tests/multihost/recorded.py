@@ -23,7 +23,7 @@ def main() -> int:
         _note_states(context, Path(sys.argv[1] + ".states"))
     if "STUCK_AT_SAVE" in os.environ:
         _get_stuck(f"--process_id={os.environ['STUCK_AT_SAVE']}" in sys.argv)
-    with Path(sys.argv[1]).open("a") as file:
+    with Path(sys.argv[1]).open("a", encoding="utf-8") as file:
 
         def noting(batch, mesh):
             rows = zip(batch["image"], batch["label"], strict=True)

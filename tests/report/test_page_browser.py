@@ -129,7 +129,7 @@ def test_tables_sort_and_their_csv_equals_what_is_shown(visit):
         assert seeds == sorted(seeds, reverse=direction == "descending")
     with page.expect_download() as download:
         page.locator("#all >> xpath=ancestor::div/following-sibling::p[1]//button").first.click()
-    with open(download.value.path(), newline="") as file:  # noqa: PTH123
+    with open(download.value.path(), encoding="utf-8", newline="") as file:  # noqa: PTH123
         rows = [*csv.reader(file)]
     shown = [
         [text.strip() for text in row.locator("td, th").all_text_contents()]

@@ -119,6 +119,9 @@ def test_the_report_is_written_into_a_page_between_two_markers(sweep, tmp_path):
     assert "](results/plot-1.svg)" in text
     replace_between_markers(page, text.split("report -->\n\n")[1].split("\n<!-- end")[0])
     assert page.read_text() == text
+    page.write_bytes(b"caf\xe9\n" + page.read_bytes())
+    replace_between_markers(page, "new")
+    assert page.read_bytes().startswith(b"caf\xe9\n# Mine\n\n<!-- report -->\n\nnew\n<!-- end of")
 
 
 def test_a_page_can_have_single_tables(sweep, tmp_path, capsys):

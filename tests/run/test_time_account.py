@@ -60,7 +60,7 @@ def test_an_error_inside_a_part_ends_it(clock):
     assert of(account) == {"start": 1.0, "compile": 2.0}
 
 
-def session(folder, clock, *, steps, restored=(0, {}), event="running"):
+def session(folder, clock, *, steps, restored=(0, {}), event="running"):  # noqa: B006
     """One second a step from a restored one, saved before the last five steps.
 
     With the event "running", the file looks as if it was killed.

@@ -31,6 +31,11 @@ def test_a_write_creates_the_folder_and_a_full_disk_leaves_the_old_content(tmp_p
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
 
 
+def test_text_is_utf_8_and_bytes_of_names_are_read_as_utf_8(tmp_path):
+    write_atomically(tmp_path / "a.txt", "è \udcc3\udca8 \udcff")
+    assert (tmp_path / "a.txt").read_bytes().decode() == "è è \N{REPLACEMENT CHARACTER}"
+
+
 def test_written_json_can_be_read(tmp_path):
     write_json(tmp_path / "a.json", {"a": [1, None]})
     assert (tmp_path / "a.json").read_text() == '{\n  "a": [\n    1,\n    null\n  ]\n}\n'

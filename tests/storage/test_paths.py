@@ -116,7 +116,7 @@ def test_a_mounted_bucket_is_a_bucket(tmp_path, monkeypatch):
         f"22 21 0:42 / {text} rw,relatime - fuse.gcsfuse bucket rw\n"
         f"23 22 0:43 / {text}/disk rw - tmpfs tmpfs rw\n"
     )
-    file = types.SimpleNamespace(read_text=lambda: mountinfo)
+    file = types.SimpleNamespace(read_text=lambda encoding: mountinfo)
     monkeypatch.setattr(paths, "Path", lambda name: file)
     assert is_bucket(mounted / "run")
     assert is_bucket(tmp_path / "link" / "run")

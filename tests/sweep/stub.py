@@ -34,7 +34,7 @@ def stop(saved, step):
 
 def run_job(folder):
     mark = Path(os.environ["STUB"]) / folder.name
-    with Path(f"{mark}.calls").open("a") as calls:
+    with Path(f"{mark}.calls").open("a", encoding="utf-8") as calls:
         calls.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {len(os.sched_getaffinity(0))}\n")
     saved = folder / "saved.json"
     step = json.loads(saved.read_text())["step"] if saved.exists() else 0

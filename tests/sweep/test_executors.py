@@ -4,8 +4,12 @@ import json
 import os
 import signal
 import stat
+import sys
+import threading
+import types
 
 import pytest
+import submitit
 from sweep_processes import STUB, finish, start, stub_command, wait_for
 
 from vit_jax.__main__ import main
@@ -13,6 +17,7 @@ from vit_jax.errors import SweepError
 from vit_jax.sweep import Job
 from vit_jax.sweep.devices import divide_devices
 from vit_jax.sweep.executor import build_executor
+from vit_jax.sweep.job_process import JobProcess
 from vit_jax.sweep.plan import Plan, PlannedJob
 from vit_jax.sweep.sweep_file import Sweep
 
@@ -104,6 +109,39 @@ def test_local_jobs_use_their_device_share_and_failures_show_their_log(folders, 
     shown = [line for line in out.splitlines() if line.startswith("  reason ")]
     assert shown == [f"  reason {n}" for n in range(28, 40)]
     assert "add --retry_failed: 1 finished, 1 failed" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("own", ["USR2", "USR1"])
+def test_a_job_passes_warnings_on_but_leaves_submitit_its_own(tmp_path, monkeypatch, own):
+    """The job ends with 75 on SIGTERM, and says whether it ignores submitit's signal."""
+    other = {"USR1": signal.SIGUSR2, "USR2": signal.SIGUSR1}[own]
+    environment = types.SimpleNamespace(global_rank=0, cluster="local", job_id="1")
+    monkeypatch.setattr(submitit, "JobEnvironment", lambda: environment)
+    submitit.JobEnvironment.USR_SIG = own
+    code = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: os._exit(75));"
+        f"print(signal.getsignal(signal.SIG{own}) == signal.SIG_IGN, flush=True); time.sleep(60)"
+    )
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    received = []
+    signal.signal(getattr(signal, f"SIG{own}"), lambda number, frame: received.append(number))
+
+    def warn():
+        wait_for(lambda: (tmp_path / "log.txt").exists() and (tmp_path / "log.txt").read_text())
+        for number in (getattr(signal, f"SIG{own}"), other):
+            signal.pthread_kill(threading.main_thread().ident, number)
+
+    thread = threading.Thread(target=warn)
+    thread.start()
+    try:
+        assert JobProcess(tmp_path, [sys.executable, "-c", code])() == 75
+    finally:
+        thread.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert received == [getattr(signal, f"SIG{own}")]
+    assert (tmp_path / "log.txt").read_text() == "True\n"
 
 
 @pytest.mark.slow

@@ -1,15 +1,16 @@
 """Images for analyses, from files or a dataset, preprocessed as in the model's evaluation."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from vit_jax.data.image_formats import is_image, no_images_error, unread_format
 from vit_jax.data.preprocess import read_user_file
 from vit_jax.data.sources import Source, class_count
-from vit_jax.data.sources.listing import IMAGE_SUFFIXES
 from vit_jax.errors import DataError
 from vit_jax.storage.files import files_below
 
@@ -59,18 +60,14 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
     `Preprocess.pixels`.
     """
     files: list[Path] = []
+    unread = Counter[str]()
     for path in paths:
-        if path.is_dir():
-            files += [p for p in files_below(path) if p.name.lower().endswith(IMAGE_SUFFIXES)]
-        else:
-            files.append(path)
+        found = files_below(path) if path.is_dir() else []
+        files += [p for p in found if is_image(p.name)] if path.is_dir() else [path]
+        unread.update(filter(None, (unread_format(p.name) for p in found)))
     names = ", ".join(map(str, paths))
     if not files:
-        raise DataError(
-            f"no images in {names}",
-            f"files ending in {', '.join(IMAGE_SUFFIXES[:3])}, ...",
-            "give another folder",
-        )
+        raise no_images_error(f"no images in {names}", unread, "give another folder")
     kept = [files[i] for i in evenly_spaced(len(files), count)]
     expected = "an image file, or a folder of images"
     pixels = [_apply_transform(p, read_user_file(p, expected), transform) for p in kept]

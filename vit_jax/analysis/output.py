@@ -40,7 +40,7 @@ def write_output(name: str, output: Output, folder: Path) -> list[Path]:
             with write_through(path) as picture:
                 output.figure.savefig(picture, dpi=160, metadata=metadata)
     table = folder / f"{name}.csv"
-    with write_through(table) as rows, rows.open("w", newline="") as file:
+    with write_through(table) as rows, rows.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(output.rows[0]))
         writer.writeheader()
         writer.writerows(output.rows)

@@ -196,7 +196,7 @@ def _write(path: Path, figures: dict[str, Any]) -> None:
         return
     there = path.exists() and path.stat().st_size > 0
     if there:
-        header = next(csv.reader(path.read_text().splitlines()))
+        header = next(csv.reader(path.read_text(encoding="utf-8").splitlines()))
         if header != list(figures):
             raise ConfigError(
                 f"--output={path} has other columns", "a table of this command", "name a new file"

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.data.class_names import spare_name
-from vit_jax.data.sources.listing import IMAGE_SUFFIXES
+from vit_jax.data.image_formats import counted, is_image, no_images_error, unread_format
 from vit_jax.errors import DataError, NonFiniteError, WeightsError
 from vit_jax.shown_log import without_info_log
 from vit_jax.storage.files import json_text
@@ -98,14 +99,17 @@ def _find_images(given: Sequence[str]) -> list[tuple[str, Path, bool]]:
         if not path.is_dir():
             found.append((text, path, True))
             continue
-        inside = sorted(p for p in path.rglob("*") if p.name.lower().endswith(IMAGE_SUFFIXES))
-        inside = [p for p in inside if not p.name.startswith(".") and p.is_file()]
+        visible = [p for p in sorted(path.rglob("*")) if not p.name.startswith(".")]
+        inside = [p for p in visible if is_image(p.name) and p.is_file()]
+        unread = Counter(filter(None, (unread_format(p.name) for p in visible)))
         if not inside:
-            raise DataError(
+            raise no_images_error(
                 f"{path} is a folder without images",
-                f"files ending in {', '.join(IMAGE_SUFFIXES[:3])}, ...",
+                unread,
                 "give another folder, or the path of a file",
             )
+        if unread:
+            log.warning("%s: images that are not read: %s", path, counted(unread))
         found += [(str(p), p, False) for p in inside]
     return found
 
@@ -180,7 +184,7 @@ def _class_names(
     if known is not None:
         return known
     if num_classes == 1000:
-        return tuple(_IMAGENET.read_text().splitlines())
+        return tuple(_IMAGENET.read_text(encoding="utf-8").splitlines())
     return tuple(map(spare_name, range(num_classes)))
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.errors import ConfigError, RunFolderError
 from vit_jax.storage.bucket_path import BucketPath
-from vit_jax.storage.files import write_through
+from vit_jax.storage.files import write_atomically, write_through
 from vit_jax.storage.paths import check_output_folder, local_path, user_path
 from vit_jax.storage.private import hide_private
 
@@ -108,9 +108,16 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _read_page(path: Path) -> str | None:
+    """Returns a page, whose bytes need not be UTF-8; None: there is none."""
+    if not path.is_file():
+        return None
+    return path.read_text(encoding="utf-8", errors="surrogateescape")
+
+
 def check_markers(path: Path, start: str = _START, end: str = _END) -> None:
     """Raises ConfigError unless a page exists and contains both markers in this order."""
-    page = path.read_text() if path.is_file() else None
+    page = _read_page(path)
     if page is None or end not in page.partition(start)[2]:
         got = "is not a file" if page is None else "has no place for a report"
         raise ConfigError(
@@ -122,13 +129,14 @@ def check_markers(path: Path, start: str = _START, end: str = _END) -> None:
 
 def replace_between_markers(path: Path, text: str, start: str = _START, end: str = _END) -> None:
     """Puts text between the markers of a page."""
-    before, _, rest = path.read_text().partition(start)
-    path.write_text(f"{before}{start}\n\n{text}\n{end}{rest.partition(end)[2]}")
+    before, _, rest = (_read_page(path) or "").partition(start)
+    page = f"{before}{start}\n\n{text}\n{end}{rest.partition(end)[2]}"
+    write_atomically(path.resolve(), page.encode(errors="surrogateescape"))
 
 
 def _markers(path: Path) -> list[tuple[str, str | None]]:
     """Returns (start, title of one table or plot, or None: everything) of each place of a page."""
-    found = re.findall(r"<!-- report: .+ -->", path.read_text()) if path.is_file() else []
+    found = re.findall(r"<!-- report: .+ -->", _read_page(path) or "")
     for start in found or [_START]:
         check_markers(path, start)
     titled = [(start, start[len("<!-- report: ") : -len(" -->")]) for start in found]
@@ -176,7 +184,7 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
 
 def _write(path: Path, text: str) -> None:
     """Writes a file of the report, which may be published."""
-    path.write_text(hide_private(text), newline="")
+    write_atomically(path, hide_private(text))
 
 
 def _print_tables(tables: "list[Table]") -> None:

@@ -106,7 +106,9 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> int:
     stop = StopSignals(
-        "stopping: jobs save and end (Ctrl-C again: leave now, the jobs end by themselves)", "left"
+        "stopping: jobs save and end (Ctrl-C again: leave now, the jobs end by themselves)",
+        "left",
+        warnings=False,  # Closing the terminal ends the launcher, and the jobs go on.
     )
     with stop, TableView() as view:
         executor = build_executor(args.executor, plan.folder, args.at_once, options)

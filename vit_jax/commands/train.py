@@ -5,9 +5,9 @@
 
 The same command on the same folder resumes the run; if the run is finished, it only says so.
 Without --workdir the folder is runs/RECIPE-DATE, and the same command continues an unfinished run.
-SIGTERM or Ctrl-C saves and exits with code 75. For several processes, start the same command on
-every host. They find each other through SLURM, a TPU pod, Kubernetes or Open MPI, or through
---coordinator, --num_processes and --process_id.
+SIGTERM, Ctrl-C, SIGUSR1, SIGUSR2, SIGXCPU or SIGHUP saves and exits with code 75. For several
+processes, start the same command on every host. They find each other through SLURM, a TPU pod,
+Kubernetes or Open MPI, or through --coordinator, --num_processes and --process_id.
 """
 
 import argparse

@@ -73,7 +73,7 @@ TABLE = Path(__file__).with_name("transfer_tasks.csv")
 
 
 def _read_tasks() -> dict[str, Task]:
-    with TABLE.open(newline="") as file:
+    with TABLE.open(encoding="utf-8", newline="") as file:
         return {row["name"]: _task(row) for row in csv.DictReader(file)}
 
 

@@ -132,7 +132,7 @@ def open_benchmark(name: str, data: DataConfig, part: str = "") -> OpenBenchmark
 @functools.cache
 def imagenet_classes() -> dict[str, np.ndarray]:
     """Returns the columns of the list of classes: "wnid", and bool[1000] for each subset."""
-    with _CLASSES.open(newline="") as file:
+    with _CLASSES.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     found = {name: np.array([row[name] == "1" for row in rows]) for name in rows[0]}
     return found | {"wnid": np.array([row["wnid"] for row in rows])}
@@ -215,7 +215,7 @@ def objectnet_classes(mappings: Path) -> dict[str, tuple[int, ...]]:
         objects = read_json(mappings / "folder_to_objectnet_label.json")
         names = read_json(mappings / "objectnet_to_imagenet_1k.json")
         lines = read_json(mappings / "pytorch_to_imagenet_2012_id.json")
-        labels = (mappings / "imagenet_to_label_2012_v2").read_text().splitlines()
+        labels = (mappings / "imagenet_to_label_2012_v2").read_text(encoding="utf-8").splitlines()
         index = {labels[int(line)].strip(): int(number) for number, line in lines.items()}
         folders = {named: folder for folder, named in objects.items()}
         return {

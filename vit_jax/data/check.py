@@ -157,7 +157,7 @@ def wrong_checksums(folder: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         return []
     wrong = []
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     for line in track(lines, "checksums", len(lines)):
         expected, _, name = line.partition("  ")
         if not (folder / name).is_file():

@@ -17,7 +17,8 @@ How each kind of image is treated:
 | damaged JPEG                  | an error if a pixel of the region may be wrong; without       |
 |                               | libjpeg-turbo only truncation is detected                     |
 | more than 179 million pixels  | an error                                                      |
-| not an image, or no bytes     | an error                                                      |
+| HEIC                          | RGB, if pillow-heif is installed; else an error               |
+| not an image, or no bytes     | an error; a Git LFS pointer is named                          |
 
 PyTorch's and TensorFlow's readers ignore the orientation; a handful of ImageNet's photos have one.
 """
@@ -30,9 +31,10 @@ import zlib
 import cv2
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vit_jax.data.crops import Box
+from vit_jax.data.image_formats import described, register_formats
 from vit_jax.data.jpeg import DamagedJpegError, UnsupportedJpegError, decode_part, read_header
 from vit_jax.errors import DataError
 
@@ -140,6 +142,7 @@ class EncodedImage:
         pixels = _plain_pixels(self._encoded)
         if pixels is None:
             try:
+                register_formats(self._encoded)
                 image = Image.open(io.BytesIO(self._encoded))
                 if image.format not in ("JPEG", "MPO"):  # Their orientation is known already.
                     image.load()
@@ -158,6 +161,22 @@ def decode(encoded: bytes) -> Image.Image:
     """Decodes a whole image: upright, RGB, 8 bits per channel. DataError: not an intact image."""
     image = EncodedImage(encoded)
     return Image.fromarray(np.ascontiguousarray(image.part((0, 0, *image.size))))
+
+
+def rgb_pixels(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
+    """Returns the pixels of a PIL image, upright, by the rules for files at the top.
+
+    Raises DataError for a mode whose white is unknown, and for a file that cannot be loaded.
+    """
+    try:
+        upright = ImageOps.exif_transpose(image)
+        return np.ascontiguousarray(_to_rgb(upright))
+    except _PILLOW_ERRORS as error:
+        raise DataError(
+            f"a PIL image of mode {image.mode} ({error})",
+            "8 or 16 bits per channel, in a mode that Pillow converts to RGB",
+            "scale it to [0, 255] and convert it to 8 bits",
+        ) from None
 
 
 def encode_plain(pixels: UInt8[np.ndarray, "h w 3"]) -> bytes:
@@ -181,7 +200,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # Pillow's own conversion clips grays at 255.
         image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"pixels of mode {image.mode}")
+        raise ValueError(f"pixels of mode {image.mode}: the value of white is unknown")
     if "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
@@ -189,8 +208,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _unreadable_error(encoded: bytes, reason: str) -> DataError:
     start = encoded[:4].hex(" ") or "nothing"
+    known, fix = described(encoded) or (reason, "repair or remove it")
     return DataError(
-        f"unreadable image of {len(encoded)} bytes starting with {start} ({reason})",
+        f"unreadable image of {len(encoded)} bytes starting with {start} ({known})",
         "an intact PNG, JPEG or other file that Pillow reads",
-        "repair or remove it",
+        fix,
     )

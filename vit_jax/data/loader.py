@@ -5,6 +5,7 @@ The examples of a training batch and their augmentation depend only on (seed, st
 
 import dataclasses
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.base import is_remote, read_ahead
 from vit_jax.errors import DataError, UnreachableError
 from vit_jax.rng import draw_index, generator
+from vit_jax.warning_signals import WARNING_SIGNALS, can_handle_signals
 
 # Rows that one thread loads at a time.
 _CHUNK_ROWS = 32
@@ -265,14 +267,20 @@ def _make_feed(
         ahead = -(-spec.prefetch * len(chunks) // workers)
         stream = stream.mp_prefetch(
             grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead),
-            worker_init_fn=_exit_with_parent,
+            worker_init_fn=_follow_parent,
         )
     return Feed(iter(stream.batch(len(chunks), batch_fn=join)))
 
 
-def _exit_with_parent(worker: int, count: int) -> None:
-    """Ends this reader process soon after its parent dies. A killed parent cannot end it."""
+def _follow_parent(worker: int, count: int) -> None:
+    """Ends this reader process soon after its parent dies. A killed parent cannot end it.
+
+    Warnings that go to all processes of a job are the parent's to act upon.
+    """
     del worker, count
+    if can_handle_signals():
+        for number in WARNING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
 
     def watch() -> None:

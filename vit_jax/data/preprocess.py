@@ -1,7 +1,6 @@
 """Preprocesses images for a model as they were when its weights were evaluated."""
 
 import dataclasses
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from PIL import Image
 
 from vit_jax.config.data import AugmentConfig
 from vit_jax.data.crops import Box, eval_box
-from vit_jax.data.decode import EncodedImage, decode, encode_plain
+from vit_jax.data.decode import EncodedImage, decode, encode_plain, rgb_pixels
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError, FileError
 from vit_jax.models.family import ImageModel
@@ -20,8 +19,6 @@ from vit_jax.storage.files import LARGEST_IMAGE_BYTES, read_file
 from vit_jax.storage.paths import user_path
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-# Others, such as CMYK, are converted by Pillow.
-_PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 _KINDS = "a PIL image, a uint8 array [H, W, 3], a path, or a list of these"
 
 
@@ -60,7 +57,8 @@ class Preprocess:
                 also in a bucket, or a list of these. One image is a batch of one.
 
         Raises:
-            DataError: something else, or a file that is not an image.
+            DataError: something else, a file that is not an image, or a PIL image of 32 bits or
+                floating point, whose value of white is unknown.
         """
         is_batch = isinstance(images, list | tuple) or getattr(images, "ndim", 3) == 4
         listed: Sequence[Any] = images if is_batch else [images]
@@ -123,13 +121,7 @@ def _encoded(image: Any) -> bytes:
             raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
         return encoded
     if isinstance(image, Image.Image):
-        if image.mode == "RGB" and not image.getexif():
-            return encode_plain(np.asarray(image))
-        if image.mode not in _PNG_MODES:
-            image = image.convert("RGB")
-        file = io.BytesIO()  # The decoder treats orientations, palettes, 16 bits, ...
-        image.save(file, "PNG", exif=image.getexif(), compress_level=1)
-        return file.getvalue()
+        return encode_plain(rgb_pixels(image))
     shape, dtype = getattr(image, "shape", None), getattr(image, "dtype", None)
     if shape is None or dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
         got = type(image).__name__ if shape is None else f"an array {dtype}{list(shape)}"

@@ -25,7 +25,7 @@ def published_templates() -> dict[str, tuple[str, ...]]:
     """Returns name -> the templates of `prompt_templates.txt`."""
     found: dict[str, list[str]] = {}
     name = ""
-    for line in (_FOLDER / "prompt_templates.txt").read_text().splitlines():
+    for line in (_FOLDER / "prompt_templates.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("[") and line.endswith("]"):
             name = line[1:-1]
             found[name] = []
@@ -69,7 +69,7 @@ def read_class_names(text: str | None, given: Sequence[str]) -> tuple[str, ...]:
         if not given:
             raise DataError("a dataset without classes", "class names", "use a dataset with labels")
         if list(given) == list(imagenet_classes()["wnid"]):
-            names = (_FOLDER / "clip_imagenet_classes.txt").read_text().splitlines()
+            names = (_FOLDER / "clip_imagenet_classes.txt").read_text(encoding="utf-8").splitlines()
             return tuple(names)
         return tuple(readable(name) for name in given)
     names = _read_lines(text)

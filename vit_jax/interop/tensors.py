@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.errors import WeightsError
 from vit_jax.run.digest import array_digest
-from vit_jax.storage.files import parse_json, read_json
+from vit_jax.storage.files import LFS_FIX, LFS_POINTER, is_lfs_pointer, parse_json, read_json
 
 # JAX on a CPU uses an array's memory without a copy if its address is a multiple of this.
 _ALIGNMENT = 64
@@ -116,6 +116,10 @@ def open_tensors(path: Path) -> TensorFile:
     """
     if not path.is_file():
         raise WeightsError(f"no file {path}", "an npz or safetensors file", "check the path")
+    with path.open("rb") as file:
+        start = file.read(100)
+    if is_lfs_pointer(start):
+        raise WeightsError(f"{path} is {LFS_POINTER}", "an npz or safetensors file", LFS_FIX)
     if path.suffix == ".npz":
         return _open_npz(path)
     if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json"):
@@ -128,9 +132,7 @@ def open_tensors(path: Path) -> TensorFile:
             if config.is_file()
         }
         return dataclasses.replace(file, configs=configs)
-    with path.open("rb") as file:
-        start = file.read(2)
-    if start == b"PK" or start[:1] == b"\x80" or path.suffix in (".bin", ".pt", ".pth"):
+    if start[:2] == b"PK" or start[:1] == b"\x80" or path.suffix in (".bin", ".pt", ".pth"):
         raise WeightsError(
             f"{path} is a PyTorch or pickle file, and loading it can execute code",
             "safetensors or npz",

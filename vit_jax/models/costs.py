@@ -67,7 +67,7 @@ def _classes(options: ModelConfig) -> int:
 
 @functools.cache
 def _table() -> dict[str, Cost]:
-    with _FILE.open(newline="") as file:
+    with _FILE.open(encoding="utf-8", newline="") as file:
         _, *rows = csv.reader(file)
     return {
         name: Cost(name, int(size), int(tokens) if tokens else None, *map(int, rest))
@@ -77,7 +77,7 @@ def _table() -> dict[str, Cost]:
 
 def _write_table() -> None:
     rows = [dataclasses.astuple(default_cost(name)) for name in list_models()]
-    with _FILE.open("w", newline="") as file:
+    with _FILE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in dataclasses.fields(Cost)])
         writer.writerows(rows)

@@ -281,17 +281,31 @@ def check_images(images: jax.Array, image_size: tuple[int, int] | None) -> None:
     size = image_size or images.shape[1:3]
     if images.ndim != 4 or images.shape[1:] != (*size, 3):
         height, width = image_size or ("height", "width")
-        is_torch = images.ndim == 4 and images.shape[1] == 3
-        fix = "resize the images, or make the model with their image_size"
         raise ModelError(
             f"images of shape {tuple(images.shape)}",
             f"(batch, {height}, {width}, 3)",
-            "put the channels last, as with images.transpose(0, 2, 3, 1)" if is_torch else fix,
+            _shape_fix(images.shape),
         )
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise ModelError(
             f"images of type {images.dtype}", "floating point in [-1, 1]", "use x / 127.5 - 1"
         )
+
+
+def _shape_fix(shape: tuple[int, ...]) -> str:
+    """Returns how to make images [B, H, W, 3] of an array of this shape."""
+    if len(shape) == 3 and shape[-1] == 3:
+        return "give a single image a batch axis, as with image[None]"
+    if len(shape) == 3 and shape[0] == 3:
+        return (
+            "give a single image a batch axis and put its channels last, as with"
+            " image.transpose(1, 2, 0)[None]"
+        )
+    if len(shape) == 4 and shape[1] == 3 and shape[-1] != 3:
+        return "put the channels last, as with images.transpose(0, 2, 3, 1)"
+    if len(shape) == 2 or (len(shape) in (3, 4) and shape[-1] != 3):
+        return "give the images 3 channels and a batch axis"
+    return "resize the images, or make the model with their image_size"
 
 
 def check_intermediates(names: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -196,7 +196,9 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
     if shutil.which("nvidia-smi") is None:
         return 0
     try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, encoding="utf-8", timeout=60
+        )
     except (OSError, subprocess.SubprocessError):
         return 0
     return sum(line.startswith("GPU ") for line in done.stdout.splitlines())

@@ -152,7 +152,7 @@ def confusion_tables(runs: Sequence[Run]) -> list[Table]:
     tables = []
     for run, path in files if len(runs) <= _MAX_CONFUSED else []:
         try:
-            with path.open(newline="") as file:
+            with path.open(encoding="utf-8", newline="") as file:
                 (_, *predicted), *lines = csv.reader(file)
             counts = {true: [*map(int, cells)] for true, *cells in lines}
         except (OSError, ValueError, csv.Error) as error:

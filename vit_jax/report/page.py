@@ -22,10 +22,10 @@ def html_page(content: Content, folder: Path) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     ours = resources.files("vit_jax.report")
-    return environment.from_string((ours / "page.html").read_text()).render(
+    return environment.from_string((ours / "page.html").read_text(encoding="utf-8")).render(
         content=content,
-        style=(ours / "page.css").read_text(),
-        script=(ours / "page.js").read_text(),
+        style=(ours / "page.css").read_text(encoding="utf-8"),
+        script=(ours / "page.js").read_text(encoding="utf-8"),
         light=css_variables(dark=False),
         dark=css_variables(dark=True),
         data=to_script(page_data(content, folder)),

@@ -81,7 +81,7 @@ def compiler_facts(device: Any) -> dict[str, str]:
     facts = {one.name: one.version for one in installed if _LIBRARIES.fullmatch(one.name)}
     if device.platform == "cpu":
         cpus = Path("/proc/cpuinfo")  # On Linux.
-        known = cpus.read_text() if cpus.exists() else platform.processor()
+        known = cpus.read_text(encoding="utf-8") if cpus.exists() else platform.processor()
         flags = re.search(r"^(?:flags|Features)\s*:.*$", known, re.MULTILINE)
         facts["cpu"] = f"{platform.machine()} {os.cpu_count()} {flags[0] if flags else known}"
     return facts
@@ -103,7 +103,7 @@ def _open(folder: Path) -> str | None:
 
 def _read_token(folder: Path) -> str | None:
     try:
-        return json.loads((folder / "about.json").read_text())["token"]
+        return json.loads((folder / "about.json").read_text(encoding="utf-8"))["token"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -97,7 +97,7 @@ class RunFolder:
             self._check_config()
             try:
                 if jax.process_count() > 1:
-                    self._token_file.write_text(token)
+                    self._token_file.write_text(token, encoding="utf-8")
             except OSError as error:
                 raise self._unwritable(error) from None
             self._held = held.pop_all()
@@ -106,7 +106,8 @@ class RunFolder:
     def _check_shared(self, token: str) -> None:
         """Raises RunFolderError unless this host sees the file that process 0 has written."""
         deadline = time.monotonic() + _NETWORK_DISK_DELAY_S
-        while not (self._token_file.is_file() and self._token_file.read_text() == token):
+        written = token.encode()
+        while not (self._token_file.is_file() and self._token_file.read_bytes() == written):
             if time.monotonic() > deadline:
                 raise RunFolderError(
                     f"run folder {self.path} of {platform.node()} is not the folder of process 0",

@@ -139,7 +139,7 @@ def keep_log(folder: Path, name: str) -> None:
     """
     log = local_folder(folder) / name
     if log != folder / name and log.exists():
-        append_text(folder / name, log.read_text(errors="replace"))
+        append_text(folder / name, log.read_text(encoding="utf-8", errors="replace"))
         log.unlink()
 
 

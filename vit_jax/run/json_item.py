@@ -44,4 +44,4 @@ class JsonItem(ocp.args.CheckpointArgs):
 async def _write(path: Any, content: Callable[[], dict[str, Any]]) -> None:
     found = content()
     if is_first_host():
-        path.write_text(json_text(found, what="the JSON of a checkpoint"))
+        path.write_text(json_text(found, what="the JSON of a checkpoint"), encoding="utf-8")

@@ -35,9 +35,12 @@ _KINDS = (
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that readers, even after a crash, see either the old or the new content.
 
-    Its folder is created if missing.
+    Text is written in UTF-8; bytes of file names that are not UTF-8 become a question mark. The
+    file's folder is created if missing.
     """
-    content = content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        named = content.encode(errors="surrogateescape")  # Bytes of names in an ASCII locale.
+        content = named.decode(errors="replace").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     if is_bucket(path):  # An object gets its new content when it is closed.
         path.write_bytes(content)
@@ -105,6 +108,15 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
         )
 
 
+LFS_POINTER = "a Git LFS pointer in place of the file"
+LFS_FIX = "download the file: git lfs pull"
+
+
+def is_lfs_pointer(start: bytes) -> bool:
+    """Whether a file begins like the pointer that a clone without Git LFS has in its place."""
+    return start.startswith(b"version https://git-lfs.github.com/spec/")
+
+
 def read_file(path: Path, most_bytes: int) -> bytes:
     """Reads a file whose size is checked first."""
     check_regular(path, most_bytes)
@@ -155,7 +167,9 @@ def read_json(
     """
     expected = {dict: "a JSON object", list: "a JSON array"}[kind]
     try:
-        content = parse_json(read_file(path, _JSON_BYTES))
+        encoded = read_file(path, _JSON_BYTES)
+        is_pointer = is_lfs_pointer(encoded)
+        content = None if is_pointer else parse_json(encoded)
     except FileError as problem:
         raise error(problem.got, expected, fix) from None
     except FileNotFoundError:
@@ -164,6 +178,8 @@ def read_json(
         raise error(f"cannot read {path}: {problem.strerror}", expected, fix) from None
     except ValueError as problem:  # Neither UTF-8 nor JSON.
         raise error(f"{path} is damaged: {problem}", expected, fix) from None
+    if is_pointer:
+        raise error(f"{path} is {LFS_POINTER}", expected, LFS_FIX)
     if not isinstance(content, kind):
         article = "an" if isinstance(content, int) else "a"
         raise error(f"{path} holds {article} {type(content).__name__}", expected, fix)
@@ -173,9 +189,9 @@ def read_json(
 def append_text(path: Path, text: str) -> None:
     """Appends text to a file. Objects in a bucket are written again, by one process at a time."""
     if is_bucket(path):
-        write_atomically(path, (path.read_text() if path.exists() else "") + text)
+        write_atomically(path, (path.read_text(encoding="utf-8") if path.exists() else "") + text)
         return
-    with path.open("a", newline="") as file:
+    with path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
 
 

@@ -78,7 +78,7 @@ def locked(
     lock = filelock.FileLock(
         path, timeout=-1 if timeout_s is None else timeout_s, thread_local=False
     )
-    with path.open("a"):  # An error here means that the file cannot be created.
+    with path.open("a", encoding="utf-8"):  # An error here means that the file cannot be created.
         pass
     try:
         lock.acquire()
@@ -217,7 +217,7 @@ class _Lease:
         """
         probe = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex[:8]}")
         try:
-            probe.write_text("")
+            probe.write_text("", encoding="utf-8")
         except PermissionError:
             return time.time()
         try:
@@ -279,7 +279,7 @@ def _machine() -> str:
     Containers can have the name of their host and ids of their own.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # Not Linux.
         return platform.node()
@@ -301,7 +301,7 @@ def _create(path: Path, content: dict[str, Any]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write(json_text(content, what="a lock"))
     except OSError as error:
         if error.errno != errno.ESTALE:
@@ -311,13 +311,13 @@ def _create(path: Path, content: dict[str, Any]) -> None:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json_text(content, what="a lock"))
+    path.write_text(json_text(content, what="a lock"), encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Returns the content of a lease; {}: it is not yet written; None: it is gone."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except json.JSONDecodeError:  # On a mounted bucket a file is empty until it is closed.

@@ -118,7 +118,7 @@ class LogFile:
         if is_bucket(path):
             self._segments = _Segments(path)
         else:
-            self._file = path.open("a")
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends a line. An OSError may be that of an earlier line."""

@@ -3,6 +3,7 @@
 No other module makes a path from a user's string; `tests/storage/test_paths.py` checks this.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -74,10 +75,12 @@ def _check_text(text: str) -> None:
     try:
         parts = [part.encode() for part in text.split("/")]
     except UnicodeEncodeError:
-        shown = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        raise FileError(
-            f"the path {shown!r} is not UTF-8", "a path in UTF-8", "rename it"
-        ) from None
+        encoded = text.encode(errors="surrogateescape")
+        shown, fix = encoded.decode(errors="backslashreplace"), "rename it"
+        with contextlib.suppress(UnicodeDecodeError):
+            encoded.decode()
+            fix = "set LC_ALL=C.UTF-8: the locale is not UTF-8"
+        raise FileError(f"the path {shown!r} is not UTF-8", "a path in UTF-8", fix) from None
     if "\0" in text:
         raise FileError(f"the path {text!r} has a zero byte", "a path without one", "correct it")
     longest = max(parts, key=len)
@@ -149,7 +152,7 @@ def _mount_type(path: Path) -> str:
 def _mounts() -> list[tuple[str, str]]:
     """Returns (mount point, type of file system) of all mounts, in the order of mounting."""
     try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # Not Linux.
         return []
     fields = [line.split(" - ", 1) for line in lines]

@@ -26,6 +26,7 @@ from vit_jax.run.job_folder import (
 from vit_jax.run.result import read_result
 from vit_jax.storage.lock import is_locked, locked
 from vit_jax.sweep.devices import Share
+from vit_jax.warning_signals import unhandled_warnings
 
 # A launcher that checks the lock holds it briefly, so wait this long for it.
 _LOCK_TIMEOUT_S = 5.0
@@ -35,8 +36,9 @@ _LOCK_TIMEOUT_S = 5.0
 class JobProcess:
     """Runs a job's command in a child process.
 
-    SIGTERM (from `scontrol requeue`) is passed on: the run saves and ends. On SIGUSR2 (SLURM's time
-    limit, preemption) submitit calls `checkpoint` and requeues the job.
+    SIGTERM (from `scontrol requeue`) and the warnings of clusters are passed on: the run saves and
+    ends. On its own signal (SLURM's time limit, preemption), SIGUSR2 unless SUBMITIT_PREEMPT_SIGNAL
+    names another, submitit calls `checkpoint` and requeues the job.
     """
 
     folder: Path
@@ -48,7 +50,8 @@ class JobProcess:
 
     def __call__(self) -> int:
         """Runs the job and returns its exit code; 75 if it was not started."""
-        signal.signal(signal.SIGTERM, lambda number, frame: self._stop())
+        for number in (signal.SIGTERM, *unhandled_warnings()):
+            signal.signal(number, lambda number, frame: self._stop())
         rank = submitit.JobEnvironment().global_rank
         if rank:  # Only the first of several tasks writes attempt.json.
             return self._run(f"log-{rank}.txt", record=False)
@@ -110,8 +113,9 @@ class JobProcess:
 
     def _prepare(self) -> None:
         """Runs in the child process before the command."""
-        # SLURM sends SIGUSR2 to every process of a job; by default that would end the run.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        # SLURM sends submitit's signal to every process of a job; the run leaves it to submitit.
+        own = getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}", signal.SIGUSR2)
+        signal.signal(own, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
         if self.share.cores:
             os.sched_setaffinity(0, self.share.cores)

@@ -34,9 +34,11 @@ def launcher_lock(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / ".launcher"))
-            owner.write_text(f"process {os.getpid()} on {platform.node()}\n")
+            owner.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
         except LockedError:
-            other = owner.read_text().strip() if owner.exists() else "unknown process"
+            other = "unknown process"
+            if owner.exists():
+                other = owner.read_text(encoding="utf-8").strip()
             raise SweepError(
                 f"sweep folder {folder} is in use by another launcher ({other})",
                 "one launcher per folder",

@@ -162,7 +162,12 @@ def _call(*command: str) -> str | None:
     """Returns what a SLURM command prints; None if it fails or does not answer."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=True
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_COMMAND_TIMEOUT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -49,7 +49,7 @@ def _read_chips() -> list[tuple[str, tuple[str, ...], Chip]]:
     def number(text: str, factor: float) -> float | None:
         return float(text) * factor if text else None
 
-    with TABLE.open(newline="") as file:
+    with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return [
         (
@@ -155,7 +155,7 @@ def _clock_hz() -> float | None:
 def _flops_per_cycle() -> int:
     """Two fused multiply-adds per cycle, on 16 (AVX-512), 8 (AVX2) or 4 (NEON, others) lanes."""
     path = Path("/proc/cpuinfo")
-    flags = set(re.findall(r"\w+", path.read_text())) if path.exists() else set()
+    flags = set(re.findall(r"\w+", path.read_text(encoding="utf-8"))) if path.exists() else set()
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
     return 2 * 2 * lanes
 

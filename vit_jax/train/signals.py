@@ -1,4 +1,4 @@
-"""Stops a command on SIGTERM or SIGINT, at a point where its state can be saved."""
+"""Stops a command on a signal, at a point where its state can be saved."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from vit_jax.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from vit_jax.warning_signals import can_handle_signals, unhandled_warnings
 
 __all__ = ["EXIT_STOPPED", "StopSignals", "Stopped"]
 
@@ -23,6 +24,9 @@ class Stopped(Exception):
 class StopSignals:
     """In its `with` block, SIGTERM and SIGINT set `requested`; a second SIGINT ends the process.
 
+    With `warnings`, so do SIGUSR1, SIGUSR2, SIGXCPU and SIGHUP, each unless it was ignored or
+    handled before. In another thread than the main one, signals go to whoever handles them there.
+
     In a run of several processes, JAX handles SIGTERM after they have connected, see
     `vit_jax.parallel.processes.StopAgreement`.
     """
@@ -31,13 +35,18 @@ class StopSignals:
         self,
         first: str = "stopping after this step and saving (Ctrl-C again to quit without saving)",
         again: str = "interrupted without saving",
+        *,
+        warnings: bool = True,
     ) -> None:
         self.requested = False
-        self._first, self._again = first, again
+        self._first, self._again, self._warnings = first, again, warnings
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        if not can_handle_signals():
+            return self
+        warnings = unhandled_warnings() if self._warnings else []
+        for number in (signal.SIGTERM, signal.SIGINT, *warnings):
             self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -115,7 +115,7 @@ TABLE = Path(__file__).with_name("step_memory.csv")
 @functools.cache
 def read_table() -> tuple[Row, ...]:
     """Returns the rows of the table."""
-    with TABLE.open(newline="") as file:
+    with TABLE.open(encoding="utf-8", newline="") as file:
         return tuple(
             Row(
                 row["platform"],

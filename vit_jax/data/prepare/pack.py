@@ -301,4 +301,4 @@ def _write_metadata(
         # dataset_info.json comes last: its presence means that the dataset is complete.
         written = sorted(Path(temporary).iterdir(), key=lambda p: p.name == "dataset_info.json")
         for path in written:
-            write_atomically(folder.path / path.name, path.read_text())
+            write_atomically(folder.path / path.name, path.read_text(encoding="utf-8"))

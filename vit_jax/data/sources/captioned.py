@@ -15,30 +15,23 @@ The order of a split is that of the hashes of the names of its images, so that e
 random sample.
 """
 
-import csv
 import dataclasses
 import hashlib
-import io
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vit_jax.data.image_formats import HOW_TO_CONVERT, counted, is_image, unread_format
 from vit_jax.data.progress import track
 from vit_jax.data.sources.base import Example, bucket_error, hash_of
 from vit_jax.data.sources.folder import FolderSource
-from vit_jax.data.sources.image_files import BucketFiles, LocalFiles
-from vit_jax.data.sources.listing import (
-    IMAGE_SUFFIXES,
-    ImageEntry,
-    Listing,
-    key_of,
-    list_children,
-    list_named,
-    make_listing,
-    separator_of,
-    tar_members,
-)
+from vit_jax.data.sources.folder_layout import list_children
+from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
+from vit_jax.data.sources.image_table import read_csv, read_jsonl, split_cells
+from vit_jax.data.sources.listing import Listing, list_named, make_listing
+from vit_jax.data.sources.tar_files import key_of, tar_members
 from vit_jax.errors import DataError
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
@@ -49,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _FILE_COLUMNS = ("file_name", "filepath", "path", "image")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")
-_TABLES = (".csv", ".tsv", ".jsonl")
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _LAYOUTS = "a CSV or JSONL file of images and captions, or a folder of tar files"
 
 
@@ -91,7 +84,7 @@ def list_captioned(
             if table is None:
                 return CaptionedListing(*_list_tars(path, feature, cache), feature)
             path = table
-        if path.is_file() and path.suffix in _TABLES:
+        if path.is_file() and path.suffix in (*_SEPARATORS, ".jsonl"):
             return CaptionedListing(*_list_table(path, feature, cache), feature)
     except OSError as error:
         if isinstance(path, BucketPath):
@@ -150,19 +143,24 @@ class CaptionedSource(FolderSource):
 def _list_table(
     path: Path, feature: str, cache: BlockCache | None
 ) -> tuple[Listing, list[list[str] | _Place]]:
-    rows = _read_jsonl(path) if path.suffix == ".jsonl" else _read_csv(path)
-    column = next((name for name in _FILE_COLUMNS if name in rows[0]), None)
-    if column is None or feature not in rows[0]:
+    separator = _SEPARATORS.get(path.suffix)
+    table = read_jsonl(path) if separator is None else read_csv(path, separator)
+    if not table.rows:
+        raise DataError(f"{path} lists no image", "one line per image", "add them")
+    first = table.rows[0]
+    column = next((name for name in _FILE_COLUMNS if name in first), None)
+    if column is None or feature not in first:
         raise DataError(
-            f"{path} with the columns {', '.join(rows[0])}",
+            f"{path} with the columns {', '.join(first)}",
             f"{' or '.join(_FILE_COLUMNS)}, and {feature}",
             "rename a column, or set data.captions.feature",
         )
     captions: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
-    for number, row in enumerate(rows, start=1 if path.suffix == ".jsonl" else 2):
+    cells = split_cells(path, table, (column, feature))
+    for number, row, cell in zip(table.lines, table.rows, cells, strict=True):
         where = f"line {number} of {path}"
-        name, split = row.get(column), row.get("split") or "train"
+        name, split = row.get(column), cell or "train"
         if not isinstance(name, str) or not name or not isinstance(split, str):
             raise DataError(f"{where} has no {column}", "the path of an image", "fix the line")
         if splits.setdefault(name, split) != split:
@@ -174,41 +172,6 @@ def _list_table(
         captions.setdefault(name, []).extend(_check_texts(row.get(feature), where, feature))
     listing = list_named(path, cache, [(name, "", splits[name]) for name in captions], [""])
     return listing, [captions[name] for name in listing.names]
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    usual = "\t" if path.suffix == ".tsv" else ","
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            text = file.read()
-            reader = csv.DictReader(
-                io.StringIO(text, newline=""), delimiter=separator_of(text, usual)
-            )
-            rows = [{k: v for k, v in row.items() if k is not None} for row in reader]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "fix the file") from None
-    return _not_empty(rows, path)
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"line {number} is not a JSON object")
-                rows.append(row)
-    except ValueError as error:  # Neither UTF-8 nor JSON.
-        reason = f"line {len(rows) + 1}: {error}" if "line" not in str(error) else str(error)
-        raise DataError(f"{path}: {reason}", "a JSON object in each line", "fix it") from None
-    return _not_empty(rows, path)
-
-
-def _not_empty(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    if not rows:
-        raise DataError(f"{path} lists no image", "one line per image", "add them")
-    return rows
 
 
 def _check_texts(value: Any, where: str, feature: str) -> list[str]:
@@ -240,9 +203,10 @@ def _list_tars(
         raise DataError(f"no tar files in {root}", _LAYOUTS, "set data.data_dir")
     found: list[ImageEntry] = []
     places: dict[str, _Place] = {}
-    others = 0
+    others, unread = 0, Counter[str]()
     for split, tar in track(groups, f"listing {root}", len(groups)):
         images, captions, skipped = _pairs(tar, tar_members(root, files, tar), feature)
+        unread.update(filter(None, map(unread_format, skipped)))
         missing = [name for name in images if name not in captions]
         if missing:
             key = f"{tar}/{images[missing[0]][0].rpartition('.')[0]}"
@@ -253,13 +217,16 @@ def _list_tars(
             )
         found += [ImageEntry(split, "", f"{tar}/{n}", s, o) for n, s, o in images.values()]
         places |= {f"{tar}/{images[key][0]}": captions[key] for key in images}
-        others += skipped
+        others += len(skipped)
+    shown = f"; images of formats that are not read: {counted(unread)}" if unread else ""
     if not found:
         raise DataError(
-            f"the tar files in {root} hold no image with a {feature} of the same name",
+            f"the tar files in {root} hold no image with a {feature} of the same name{shown}",
             "KEY.jpg and KEY.txt, with one KEY",
-            "rename the files",
+            HOW_TO_CONVERT if unread else "rename the files",
         )
+    if unread:
+        log.warning("%s%s; %s", root, shown, HOW_TO_CONVERT)
     if others:
         log.info("%s: %d other files in the tar files are left out", root, others)
     listing = make_listing(root, files, found, [""], others, packed=True)
@@ -268,33 +235,33 @@ def _list_tars(
 
 def _pairs(
     tar: str, members: Iterable[tuple[str, int, int]], feature: str
-) -> tuple[dict[str, tuple[str, int, int]], dict[str, _Place], int]:
+) -> tuple[dict[str, tuple[str, int, int]], dict[str, _Place], list[str]]:
     """Returns key -> (name, size, offset) of images, key -> place of captions, and other files."""
     images: dict[str, tuple[str, int, int]] = {}
     texts: dict[str, _Place] = {}
     objects: dict[str, _Place] = {}
-    others, text = 0, feature.lower() if feature != "caption" else "txt"
+    others: list[str] = []
+    text = feature.lower() if feature != "caption" else "txt"
     for name, size, offset in members:
         folder, slash, file = name.rpartition("/")
         stem, _, suffix = file.partition(".")
         kind = suffix.lower()
-        if f".{kind}" not in IMAGE_SUFFIXES and kind not in (text, "json"):
+        if not ("." not in kind and is_image(name)) and kind not in (text, "json"):
             # No suffix of WebDataset: the key has a dot, or the sample has other files.
             stem, _, suffix = file.rpartition(".")
             kind = suffix.lower()
         key = f"{folder}{slash}{stem}"
-        if f".{kind}" in IMAGE_SUFFIXES and key not in images:
+        if is_image(name) and "." not in kind and key not in images:
             images[key] = (name, size, offset)
+        elif size == UNREADABLE:
+            others.append(name)
         elif kind == text:
             texts[key] = _Place(tar, offset, size, None)
         elif kind == "json":
             objects[key] = _Place(tar, offset, size, feature)
         else:
-            others += 1
+            others.append(name)
     captions = objects | texts
-    other_files = [
-        k for k in images if k not in captions and key_of(k) != k and key_of(k) in images
-    ]
-    for key in other_files:  # Such as KEY.mask.png beside KEY.jpg.
-        del images[key]
-    return images, captions, others + len(other_files)
+    beside = [k for k in images if k not in captions and key_of(k) != k and key_of(k) in images]
+    others += [images.pop(key)[0] for key in beside]  # Such as KEY.mask.png beside KEY.jpg.
+    return images, captions, others

@@ -1,5 +1,6 @@
 """Source for images in a folder, in tar files, or listed in a CSV file."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,14 @@ class FolderSource:
         features: Sequence[str] = LABEL_ONLY,
     ):
         check_features(without_label(features), (), str(listing.root))
+        for name, reason in listing.left_out.items():
+            if re.search(rf"\b{name}\b", split):
+                raise DataError(
+                    f"split {name!r} of {listing.root} has no labels: {reason}",
+                    "the class folders of train in each split",
+                    "sort its images into class folders, or list them in a CSV file of"
+                    " path,label,split",
+                )
         sizes = {split: len(rows) for split, rows in listing.splits.items()}
         expanded = expand_presets(split, sizes, name)
         try:

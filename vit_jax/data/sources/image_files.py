@@ -1,8 +1,11 @@
 """The files of an image folder: on a disk, or in a bucket through a `BlockCache`.
 
-Both classes name files by their paths relative to the folder, and pass over hidden ones.
+Both classes name files by their paths relative to the folder, and pass over hidden ones. Names are
+the bytes of the file system read as UTF-8, whatever the locale, so that classes, the order of the
+examples and lists of images are the same everywhere; bytes that are not UTF-8 are escaped.
 """
 
+import dataclasses
 import errno
 import io
 import os
@@ -22,6 +25,17 @@ UNREADABLE = -1
 _BLOCKS_AHEAD = 8
 
 
+@dataclasses.dataclass(frozen=True)
+class ImageEntry:
+    """One image file or tar member."""
+
+    split: str
+    group: str
+    name: str
+    size: int
+    offset: int
+
+
 class LocalFiles:
     """Files on a disk."""
 
@@ -32,34 +46,34 @@ class LocalFiles:
 
     def children(self, folder: str) -> tuple[list[str], list[str]]:
         """Returns the names of the folders and of the files in a folder, sorted."""
-        with os.scandir(self._root / folder) as entries:
+        with os.scandir(self._path(folder)) as entries:
             entries = [e for e in entries if not e.name.startswith(".")]
-        folders = sorted(e.name for e in entries if _is_folder(e))
-        return folders, sorted(e.name for e in entries if _size(e) != UNREADABLE)
+        folders = sorted(_as_utf8(e.name) for e in entries if _is_folder(e))
+        return folders, sorted(_as_utf8(e.name) for e in entries if _size(e) != UNREADABLE)
 
     def is_folder(self, place: str) -> bool:
-        return (self._root / place).is_dir()
+        return self._path(place).is_dir()
 
     def walk(self, folder: str) -> Iterator[tuple[str, int]]:
         """Yields (path relative to the folder, size or UNREADABLE) of all files below a folder."""
-        return _walk(self._root / folder, "")
+        return _walk(self._path(folder), "")
 
     def size(self, name: str) -> int:
         """Returns the size in bytes. Raises OSError if the file is missing or not a regular one."""
-        status = (self._root / name).stat()
+        status = self._path(name).stat()
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(self._root / name))
         return status.st_size
 
     def open(self, name: str) -> io.BufferedReader:
-        return (self._root / name).open("rb")
+        return self._path(name).open("rb")
 
     def read(self, name: str, start: int | None, size: int) -> bytes:
         """Returns part of a file; if `start` is None, all of it."""
         try:
             if start is None:
-                return (self._root / name).read_bytes()
-            with (self._root / name).open("rb") as file:
+                return self._path(name).read_bytes()
+            with self._path(name).open("rb") as file:
                 return os.pread(file.fileno(), size, start)
         except OSError as error:
             raise DataError(
@@ -70,6 +84,9 @@ class LocalFiles:
 
     def read_ahead(self, parts: Sequence[tuple[str, int | None, int]]) -> None:
         """Does nothing."""
+
+    def _path(self, name: str) -> Path:
+        return self._root / os.fsdecode(name.encode(errors="surrogateescape"))
 
 
 class BucketFiles:
@@ -174,11 +191,16 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         entries = [e for e in entries if not e.name.startswith(".")]
     for entry in entries:
         if not _is_folder(entry):
-            yield f"{prefix}{entry.name}", _size(entry)
+            yield f"{prefix}{_as_utf8(entry.name)}", _size(entry)
         elif _is_cycle(folder, entry):
-            yield f"{prefix}{entry.name}", UNREADABLE
+            yield f"{prefix}{_as_utf8(entry.name)}", UNREADABLE
         else:
-            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
+            yield from _walk(folder / entry.name, f"{prefix}{_as_utf8(entry.name)}/")
+
+
+def _as_utf8(name: str) -> str:
+    """Returns a name of the file system as it is read where the locale is UTF-8."""
+    return os.fsencode(name).decode(errors="surrogateescape")
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:

@@ -261,7 +261,7 @@ def _check_features(folder: Path) -> None:
     for depth in ("*", "*/*"):
         for path in folder.glob(f"{depth}/features.json"):
             try:
-                content = json.loads(path.read_text())
+                content = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError, RecursionError):
                 continue  # TFDS says what is wrong.
             for name in _feature_classes(content):

@@ -1,0 +1,170 @@
+"""Which folders are splits, and which folders are classes.
+
+- Folders named train and val, test, ... are splits; `split_folders`.
+- Folders are not classes if they all hold the same subfolders of images: they are splits with other
+  names, folds, domains, sites or years, or each class has its own splits. A folder train is no
+  class if its images are in subfolders. Single folders in between do not count.
+- A split whose images are in none of the folders of the training classes has no labels. It is left
+  out.
+"""
+
+import logging
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
+from vit_jax.data.sources.split_names import split_of
+from vit_jax.errors import DataError, first_few
+
+log = logging.getLogger(__name__)
+
+# A shard of a split, such as imagenet-val-000001.
+_SPLIT_SHARD = re.compile(r"(?:^|.*[ _.-])(train|val|valid|validation|dev|eval|test)(?![a-z]).*")
+_MAX_NAMED = 5
+_SPLITS = "the folders train and, e.g., val and test, each with one subfolder or tar file a class"
+_MOVE = (
+    "rename or move them, set data_dir to the folder with the splits or to one of these folders, or"
+    " list the images in a CSV file of path,label,split"
+)
+
+
+def split_folders(root: Path, files: LocalFiles | BucketFiles) -> list[tuple[str, str]]:
+    """Returns (split, folder with a slash) of each split; ("train", ""): there are no splits."""
+    folders, tars = list_children(root, files, "")
+    named = {folder: split_of(folder) for folder in folders}
+    rest = [folder for folder, split in named.items() if split is None]
+    known = [split for split in named.values() if split]
+    if tars or "train" not in known or (rest and len(known) == 1):
+        return [("train", "")]
+    found: dict[str, str] = {}
+    for folder, split in named.items():
+        if split is None:
+            continue
+        if split in found:
+            raise DataError(
+                f"{root} has the folders {found[split].rstrip('/')} and {folder}, which are both"
+                f" the split {split}",
+                "one folder for each split",
+                "rename one, or list the images in a CSV file of path,label,split",
+            )
+        found[split] = f"{folder}/"
+        children, packed = files.children(folder)
+        if not packed and [child.lower() for child in children] == [folder.lower()]:
+            below = f"{folder}/{children[0]}"  # seg_train/seg_train, unless it has images itself.
+            if any(files.children(below)[0]) or list_children(root, files, below)[1]:
+                found[split] = f"{below}/"
+    if rest or any(base != f"{split}/" for split, base in found.items()):
+        shown = ", ".join(f"{base.rstrip('/')} ({split})" for split, base in found.items())
+        log.info("%s: folders that are read as splits: %s", root, shown)
+    if rest:
+        log.info(
+            "%s: folders that are left out: %s; to use them, list the images in a CSV file of"
+            " path,label,split",
+            root,
+            ", ".join(rest),
+        )
+    return list(found.items())
+
+
+def list_children(
+    root: Path, files: LocalFiles | BucketFiles, folder: str
+) -> tuple[list[str], list[str]]:
+    """Returns the names of subfolders and of tar files, sorted."""
+    folders, others = files.children(folder)
+    compressed = [name for name in others if name.endswith((".tar.gz", ".tgz", ".tar.xz"))]
+    if compressed:
+        raise DataError(
+            f"{root / folder / compressed[0]} is compressed",
+            "plain tar files",
+            "uncompress it, e.g. with gunzip",
+        )
+    kept = [name for name in folders if name != "__MACOSX"]
+    return kept, [name for name in others if name.endswith(".tar")]
+
+
+def check_tar_names(root: Path, places: Sequence[str]) -> None:
+    """Raises DataError if tar files would be classes and look like shards of splits."""
+    stems = [place.rpartition("/")[2].removesuffix(".tar").lower() for place in places]
+    found = [match and match[1] for match in map(_SPLIT_SHARD.fullmatch, stems)]
+    splits = {split for split in found if split}
+    if len(splits) > 1 and None not in found:
+        raise DataError(
+            f"{root} has tar files of {', '.join(sorted(splits))}, which look like splits, and not"
+            " like classes",
+            "the tar files of each split in a folder of its own, train, val or test",
+            "move them, or list the images in a CSV file of path,label,split",
+        )
+
+
+def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> None:
+    """Raises DataError if folders or tar files hold what look like classes themselves.
+
+    `images` are those of each folder, relative to the root. Warns if many subfolders are the same.
+    """
+    below = {place: _subfolders(place, inside) for place, inside in images.items() if inside}
+    places = [place.rpartition("/")[2].removesuffix(".tar") for place in below]
+    counts = Counter(name for names in below.values() for name in names)
+    alike = first_few(sorted(counts), _MAX_NAMED)
+    train = [p for p, names in below.items() if split_of(p) == "train" and len(names) > 1]
+    if len(below) == 1:
+        within = images[next(iter(below))][0].name.split("/")[1:-1]
+        if any(split_of(name) == "train" for name in (*within, *counts)):
+            raise _layout_error(f"{root / places[0]} holds the folders {alike}, which")
+        if len(counts) > 1:
+            log.warning(
+                "%s: all images are of the one class %s; if %s are the classes, set data_dir to"
+                " that folder", root, places[0], alike,
+            )  # fmt: skip
+    elif len(counts) > 1 and all(len(names) == len(counts) for names in below.values()):
+        shown = first_few(places, _MAX_NAMED)
+        raise _layout_error(f"{root} has {shown}; all of them hold the folders {alike}; they")
+    elif train:
+        raise _layout_error(f"{root} has {train[0]} with the folders {alike}, which")
+    elif all(below.values()) and 2 * counts.total() > len(below) * len(counts) > len(below):
+        log.warning(
+            "%s: %s are read as classes, but most of them hold the same folders (%s): are they"
+            " splits, folds or domains?",
+            root, first_few(places, _MAX_NAMED), alike,
+        )  # fmt: skip
+
+
+def _layout_error(got: str) -> DataError:
+    return DataError(
+        f"{got} look like splits, folds or domains, and not like classes", _SPLITS, _MOVE
+    )
+
+
+def _subfolders(place: str, images: Iterable[ImageEntry]) -> set[str]:
+    """Returns the subfolders that hold all images of a folder; empty: some are not in subfolders.
+
+    A folder with a single subfolder stands for this one, unless that has no subfolders.
+    """
+    start = len(place) + 1
+    folders = {i.name[start:].rpartition("/")[0] for i in images if i.size != UNREADABLE}
+    found: set[str] = set()
+    while folders:
+        first = {folder.partition("/")[0] for folder in folders}
+        if "" in first:
+            break
+        found = {unicodedata.normalize("NFC", name).casefold() for name in first}
+        if len(first) > 1:
+            break
+        folders = {folder.partition("/")[2] for folder in folders}
+    return found
+
+
+def splits_without_classes(images: Iterable[ImageEntry]) -> dict[str, str]:
+    """Returns the splits that have no class of the split train, and why they are left out."""
+    classes: dict[str, Counter[str]] = {}
+    for image in images:
+        classes.setdefault(image.split, Counter())[image.group] += 1
+    known = classes.get("train", {}).keys()
+    return {
+        split: f"its {count.total():,} images are in"
+        f" {first_few(sorted(count), _MAX_NAMED)}, which are no class folders of train"
+        for split, count in classes.items()
+        if known and not known & count.keys()
+    }
