@@ -133,7 +133,7 @@ def _bit(task: Task | None) -> dict:
         "data": {
             "image_size": side,
             "augment": {
-                "crop": "random" if task is None or task.crop else "resize",
+                "crop": "squash_random" if task is None or task.crop else "resize",
                 "random_fraction": side / resized,
                 "flip": task is None or task.flip,
             },
