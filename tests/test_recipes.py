@@ -325,6 +325,15 @@ def test_every_preset_of_transfer_follows_its_protocol(dataset):
             assert config.data.label_key == task.label_key
 
 
+@pytest.mark.parametrize(
+    ("arg", "depth"),
+    [("H/14,800", 0.6), ("H/14,800,finetune", 0.55), ("L/16,800,finetune", 0.45),
+     ("B/16,800,finetune", 0.2), ("H/14,finetune", 0.5)],
+)  # fmt: skip
+def test_deit3_has_the_stochastic_depth_of_the_authors_commands(arg, depth):
+    assert load("deit3.py", arg).model.stochastic_depth == depth
+
+
 def test_clip_neither_squashes_nor_enlarges_an_image_whose_short_side_fits():
     data = load("clip.py", "").data
     pixels = noise(90, 60)
