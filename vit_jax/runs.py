@@ -123,6 +123,8 @@ def fit(
     >>> fit("quickstart", "runs/quickstart", {"train_steps": 20})  # doctest: +SKIP
     >>> fit("folder", "runs/mine", model="ViT-Ti/16", data="PHOTOS")  # doctest: +SKIP
     """
+    import jax
+
     from vit_jax.run.compile_cache import use_compile_cache
     from vit_jax.train.init_from import model_of_weights
     from vit_jax.train.loop import train
@@ -136,7 +138,9 @@ def fit(
     apply_overrides(mapping, (overrides or {}).items())
     config = build_config(mapping, lambda config: model_of_weights(config, folder))
     use_compile_cache(config.compile_cache)
-    with shown_log(verbose, "stdout"), StopSignals() as stop:
+    # Optax and others promote types, which the user's process may forbid.
+    promotes = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+    with promotes[0], promotes[1], shown_log(verbose, "stdout"), StopSignals() as stop:
         try:
             train(config, folder, stop, verbose=verbose, new_code=new_code)
         except Stopped as stopped:

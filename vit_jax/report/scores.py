@@ -119,7 +119,7 @@ def summarize(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """
     groups = observed.groupby(keys, sort=False)
     values = groups[VALUE].agg(tuple)
-    of_seeds = groups[[VALUE, "seed"]].apply(values_by_seed)
+    of_seeds = pd.Series([values_by_seed(cell) for _, cell in groups], values.index, dtype=object)
     n = of_seeds.map(len).astype(int)
     std = of_seeds.map(lambda v: statistics.stdev(v) if len(v) > 1 else None).astype(float)
     within = groups[WITHIN].first().astype(float).where(values.map(len) == 1)
