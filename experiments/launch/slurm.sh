@@ -35,12 +35,16 @@ do_() { # the command, or what it would be
 }
 submit() {
   if [[ ! $PYTHON ]]; then
+    command -v uv >/dev/null || [[ $dry_run ]] || {
+      echo "error: no uv: install it (pip install uv), or set PYTHON to your environment's" >&2
+      exit 2
+    }
     REVISION=$(bash experiments/launch/revision.sh)
     [[ $WORKDIR == /* || $WORKDIR == *://* ]] || WORKDIR=$PWD/$WORKDIR
     export CODE=$PWD/.launch/$REVISION
     [[ -d $CODE ]] || do_ git clone --quiet --no-checkout . "$CODE"
     do_ git -C "$CODE" checkout --quiet --detach "$REVISION"
-    do_ uv venv -q --allow-existing --managed-python --python 3.12.16 "$CODE/.venv"
+    do_ uv venv -q --allow-existing --managed-python --python 3.13.18 "$CODE/.venv"
     do_ uv pip sync -q --python "$CODE/.venv/bin/python" --require-hashes \
       "$CODE/requirements.lock" "$CODE/requirements-cuda.lock"
   fi
@@ -67,10 +71,10 @@ if [[ ! ${SLURM_JOB_ID:-} ]]; then
 fi
 
 [[ $PYTHON || ${CODE:-} ]] || {
-  echo "error: the job has no commit; start it with bash slurm.sh, not with sbatch" >&2
+  echo "error: the job has no commit; run bash slurm.sh outside of any job, not with sbatch" >&2
   exit 2
 }
-cd "${CODE:-.}"
+[[ $PYTHON ]] || cd "$CODE"
 code=0
 train || code=$?
 # 75: stopped and saved. 76, 134, 137: a process was lost. The next start resumes from a checkpoint.

@@ -27,6 +27,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 where=("--project=$PROJECT" "--zone=$ZONE")
 check_settings() {
   local setting
+  for setting in CONFIG WORKDIR ARGUMENTS; do # They pass through two shells.
+    [[ ${!setting} != *\'* && ($setting == ARGUMENTS || ${!setting} != *\ *) ]] || {
+      echo "$setting is ${!setting}: it must have no quotes, CONFIG and WORKDIR no spaces" >&2
+      exit 2
+    }
+  done
   for setting in PROJECT REPOSITORY BUCKET; do
     [[ ${!setting} == *MY_* ]] || continue
     echo "$setting is ${!setting}: set it in the environment, or edit tpu_pod.sh" >&2
@@ -61,11 +67,11 @@ create() {
   done
 }
 setup() { # The images of TPU VMs have Python 3.10; uv brings a newer one.
-  local kept=.launch/${WORKDIR//[^A-Za-z0-9]/-}.revision # The run keeps its commit when HEAD moves.
+  local kept # The run keeps its commit when HEAD moves.
+  kept=.launch/$(cksum <<<"$WORKDIR" | tr ' ' -).revision
   [[ $REVISION || ! -s $kept ]] || REVISION=$(<"$kept")
   REVISION=$(REVISION=$REVISION bash experiments/launch/revision.sh)
   echo "installing $REVISION, the commit of $WORKDIR (REVISION=... changes it)" >&2
-  [[ $dry_run ]] || { mkdir -p .launch && echo "$REVISION" >"$kept"; }
   on_worker all "set -e
 export PATH=\"\$HOME/.local/bin:\$PATH\"
 [ -d vit_jax ] || git clone -q $REPOSITORY vit_jax
@@ -73,10 +79,11 @@ cd vit_jax
 git fetch -q origin
 git checkout -q --detach $REVISION
 command -v uv || curl -LsSf https://astral.sh/uv/0.13.9/install.sh | sh
-uv venv -q --allow-existing --managed-python --python 3.12.16 .venv
+uv venv -q --allow-existing --managed-python --python 3.13.18 .venv
 uv pip sync -q --python .venv/bin/python --require-hashes requirements.lock requirements-tpu.lock"
+  [[ $dry_run ]] || { mkdir -p .launch && echo "$REVISION" >"$kept"; }
 }
-train() { # JAX finds the other workers by the pod's own metadata. A run that goes on is left alone.
+train() { # JAX finds the other workers by the pod's metadata. A second train does not start again.
   # No `&&` before nohup: its subshell would keep the connection open until the run ends.
   on_worker all "cd vit_jax || exit
 nohup setsid flock -n train.lock bash -c \

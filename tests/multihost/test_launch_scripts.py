@@ -238,7 +238,7 @@ def test_a_slurm_job_without_a_commit_is_an_error(tmp_path):
     env = with_stand_ins(tmp_path, SLURM_JOB_ID="7", PYTHON="")
     done = slurm(cwd=ROOT, env=env)
     assert done.returncode == 2
-    assert "start it with bash slurm.sh, not with sbatch" in done.stderr
+    assert "run bash slurm.sh outside of any job" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

@@ -8,6 +8,7 @@ layers have a leading axis even without `model.scan`.
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from orbax.checkpoint import options as orbax_options
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError
 from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
-from vit_jax.run.about import choose_checkpoint, describe, evaluated_item, incomplete_steps
+from vit_jax.run.about import COMMIT_FILE, choose_checkpoint, describe, evaluated_item, incomplete_steps
 from vit_jax.run.damage import check_arrays, set_aside, with_digests
 from vit_jax.run.digest import start_digests, tree_digests
 from vit_jax.run.environment import environment
@@ -31,6 +32,8 @@ from vit_jax.run.restore import CheckpointReader, Restored
 from vit_jax.storage.bucket_path import BucketPath, reason_of
 from vit_jax.storage.files import remove_tree
 from vit_jax.storage.paths import is_bucket
+
+log = logging.getLogger(__name__)
 
 # Time limits: for all processes to reach a save or restore; for all to write their files.
 BARRIER_TIMEOUT_S = 900.0
@@ -217,6 +220,11 @@ def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if is_bucket(folder):
         for step in incomplete_steps(folder):
+            log.warning(
+                "deleting the checkpoint of step %d, which has no %s: its save was cut off",
+                step,
+                COMMIT_FILE,
+            )
             remove_tree(folder / str(step))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import RunFolderError, first_few
-from vit_jax.storage.log_file import LogFile, read_log
+from vit_jax.storage.log_file import LogFile, log_exists, read_log
 from vit_jax.storage.private import hide_private, without_private
 
 FILE = "environments.jsonl"
@@ -34,8 +34,8 @@ _PLUGINS = {
     "tpu": ("libtpu",),
     "gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
 }
-# Folders of vit_jax that training does not import.
-_NOT_IN_TRAINING = ("analysis", "bench", "commands", "plan", "report", "sweep")
+# Folders of vit_jax that training does not import. Only wheels have `recipes`.
+_NOT_IN_TRAINING = ("analysis", "bench", "commands", "plan", "recipes", "report", "sweep")
 # Set in container images, which have no git.
 _REVISION_VARIABLE = "VIT_JAX_REVISION"
 
@@ -79,12 +79,18 @@ def code_versions() -> dict[str, str | None]:
     return {**code.pop("packages"), **code}
 
 
-def hash_of_sources(folder: Path | None = None) -> str:
-    """Returns a hash of all files that training imports: code and tables of vit_jax."""
-    folder, found = folder or Path(__file__).resolve().parents[1], hashlib.sha256()
+@functools.cache
+def hash_of_sources() -> str:
+    """Returns the hash of the sources at its first call: later edits are not in this process."""
+    return hash_of_files(Path(__file__).resolve().parents[1])
+
+
+def hash_of_files(folder: Path) -> str:
+    """Returns a hash of the files of a copy of vit_jax that training imports: code and tables."""
+    found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if path.suffix in (".py", ".csv", ".txt") and parts[0] not in _NOT_IN_TRAINING:
+        parts, kept = path.relative_to(folder).parts, path.suffix in (".py", ".csv", ".txt")
+        if kept and parts[0] not in _NOT_IN_TRAINING and path.is_file():
             content = path.read_bytes()
             found.update(f"{'/'.join(parts)}\0{len(content)}\0".encode() + content)
     return found.hexdigest()[:12]
@@ -121,9 +127,9 @@ def git_revision() -> str | None:
 
 
 def read_environments(folder: Path) -> list[dict[str, Any]]:
-    """Returns the environments of the sessions that made what a folder holds; [] if none is kept.
+    """Returns the environments of a run's sessions, from its last start at step 0 on.
 
-    Each has the keys of `environment` (in a sweep's folder those of `code_environment`), "time" in
+    [] if none is kept. Each has the keys of `environment` (in a sweep's folder those of `code_environment`), "time" in
     unix seconds, "step", where the session began (in a sweep: the number of finished jobs), and
     "changes", what `--new_code` let change.
     """
@@ -140,8 +146,8 @@ def changed_code(folder: Path) -> bool:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns what may change the results, as "NAME BEFORE -> NOW".
 
-    Of Python the minor version counts. Packages that only one of the two lists are left out: the
-    plug-ins of devices.
+    Python versions are compared without their last part. A package is compared if both list it:
+    plug-ins of devices are listed only on their platform.
     """
     rows = []
     if before["sources"] != now["sources"]:
@@ -153,14 +159,21 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return rows + [f"{name} {a} -> {b}" for name, (a, b) in versions.items() if a != b]
 
 
-def check_code(what: str, folder: Path, *, new_code: bool) -> list[str]:
+def check_code(
+    what: str, folder: Path, now: Mapping[str, Any], *, new_code: bool
+) -> list[str]:
     """Returns what has changed since the last session of a folder, if `new_code` accepts it.
+
+    `now` is `environment` or `code_environment`.
 
     Raises:
         RunFolderError: code or packages have changed, and are not accepted.
     """
     rows = read_environments(folder)
-    changes = differences(rows[-1], code_environment()) if rows else [f"no {FILE}"]
+    if rows:
+        changes = differences(rows[-1], now)
+    else:
+        changes = [f"{FILE} cannot be read" if log_exists(folder / FILE) else f"no {FILE}"]
     if changes and not new_code:
         raise RunFolderError(
             f"{what} was last run with other code or packages ({first_few(changes, 4, '; ')})",
@@ -186,7 +199,7 @@ def _is_line(row: dict[str, Any]) -> bool:
     return (
         type(row.get("step")) is int
         and all(isinstance(row.get(name), str) for name in ("python", "sources"))
-        and isinstance(row.get("git_revision"), str | None)
+        and isinstance(row.get("git_revision", 0), str | None)
         and isinstance(changes, list)
         and isinstance(packages, dict)
         and all(isinstance(version, str | None) for version in packages.values())

@@ -14,6 +14,7 @@ from vit_jax.config.file import read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import LockedError, RunFolderError, first_few
 from vit_jax.parallel import processes
+from vit_jax.run.about import saved_steps
 from vit_jax.run.environment import append_environment, check_code, environment
 from vit_jax.run.result import read_result
 from vit_jax.schema import Section, differences
@@ -51,7 +52,7 @@ class RunFolder:
     Only process 0 writes; the other processes check that they see the same folder. If the block
     raises an error before anything is written, a folder that this run has created is removed. A
     folder must not hold a run of another config, or of another command if the config has a
-    `command`; or a run to resume of other code or packages, unless `new_code` accepts them.
+    `command`. A run is only resumed with its own code and packages, unless `new_code` is true.
     """
 
     def __init__(self, path: Path, config: Section, *, new_code: bool = False):
@@ -147,7 +148,9 @@ class RunFolder:
         if step == 0:
             self.write_json("env.json", found)
         try:
-            append_environment(self.path, found, step=step, changes=self._changes)
+            # A run that starts again at step 0 has changed nothing.
+            changes = self._changes if step else []
+            append_environment(self.path, found, step=step, changes=changes)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -194,13 +197,17 @@ class RunFolder:
                 "choose another --workdir, or undo the change",
             )
         elif wanted == "train" and self._has_saved() and self.result is None:
-            self._changes = check_code(
-                f"run folder {self.path}", self.path, new_code=self._new_code
-            )
+            what = f"run folder {self.path}"
+            self._changes = check_code(what, self.path, environment(), new_code=self._new_code)
 
     def _has_saved(self) -> bool:
+        """Whether there is more than a first save that was cut off."""
         checkpoints = self.path / "checkpoints"
-        saved = checkpoints.is_dir() and any(checkpoints.iterdir())
+        if is_bucket(self.path):
+            saved = bool(saved_steps(checkpoints))
+        else:  # A checkpoint that is not complete yet has another name.
+            names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+            saved = any("tmp" not in name for name in names)
         return saved or (self.path / "result.json").exists()
 
     def _lost(self, reason: str) -> None:

@@ -14,6 +14,7 @@ from vit_jax.config.run import Config
 from vit_jax.config.task import task_config
 from vit_jax.errors import SweepError, UserError, WeightsError, nearest
 from vit_jax.models.options import AUTO
+from vit_jax.run.environment import changed_code
 from vit_jax.sweep.jobs import Job, check_name, derive_names
 from vit_jax.sweep.selection import Selection, check_selection
 from vit_jax.sweep.sweep_file import Sweep
@@ -75,11 +76,12 @@ class Plan:
     """All jobs of a sweep; each comes after the jobs that it needs.
 
     `jobs` and `selections` are by name. `new_code` says whether the sweep and its jobs may continue
-    with other code or packages.
+    with other code or packages; the jobs also may if an earlier launch has accepted them.
     """
 
     def __init__(self, sweep: Sweep, folder: Path, *, new_code: bool = False):
         self.sweep, self.folder, self.new_code = sweep, folder, new_code
+        self._passed_on = new_code or changed_code(folder)
         selections = [entry for entry in sweep.entries if isinstance(entry, Selection)]
         self.selections = {selection.name: selection for selection in selections}
         if len(self.selections) < len(selections):
@@ -157,7 +159,7 @@ class Plan:
             needs |= dict.fromkeys(selection.candidate_jobs)
         folder, (config, settings) = self.folder / "jobs" / name, self._load(name, job)
         return PlannedJob(
-            name, folder, job, config, settings, tuple(needs), selection, new_code=self.new_code
+            name, folder, job, config, settings, tuple(needs), selection, new_code=self._passed_on
         )
 
     def _load(self, name: str, job: Job) -> tuple[Config | None, dict[str, Any] | None]:

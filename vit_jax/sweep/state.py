@@ -12,7 +12,12 @@ from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.errors import RunFolderError, SweepError, UserError, first_few
-from vit_jax.run.environment import append_environment, check_code, code_environment
+from vit_jax.run.environment import (
+    append_environment,
+    check_code,
+    code_environment,
+    read_environments,
+)
 from vit_jax.run.find import SUPERSEDED
 from vit_jax.run.job_folder import Attempt, is_running, read_all, read_attempt, read_optional_json
 from vit_jax.run.result import read_result
@@ -77,8 +82,9 @@ def open_sweep(plan: Plan, say: Callable[[str], None], **details: Any) -> dict[s
     finished = [job for name, job in plan.jobs.items() if found[name].result is not None]
     if len(finished) < len(plan.jobs):
         what = f"sweep folder {plan.folder}"
-        changes = check_code(what, plan.folder, new_code=plan.new_code) if names else []
-        append_environment(plan.folder, code_environment(), step=len(finished), changes=changes)
+        now, begun = code_environment(), names or read_environments(plan.folder)
+        changes = check_code(what, plan.folder, now, new_code=plan.new_code) if begun else []
+        append_environment(plan.folder, now, step=len(finished), changes=changes)
     jobs = [
         {"name": name, "stage": job.job.stage, "needs": list(job.needs)}
         for name, job in plan.jobs.items()

@@ -7,9 +7,9 @@ random images, which takes seconds. If an output or a gradient differs from the 
 bfloat16's rounding, the run uses XLA's attention.
 
 All hosts run the comparison, and one host with a difference decides for all. The run folder keeps
-the outcome in attention.json. Later sessions use it without comparing again, unless the config, the
-kind of device or the compiler has changed. On other platforms than TPUs, the file is neither read
-nor written.
+the outcome in attention.json. Later sessions use it. They compare again if it is the kernel and the
+config, the kind of device or the compiler has changed. On other platforms than TPUs, the file is
+neither read nor written.
 """
 
 import logging
@@ -85,9 +85,14 @@ def with_stored_kernel(config: Config, workdir: Path, platform: str) -> Config:
 
 
 def _stored(workdir: Path, about: dict[str, str]) -> dict[str, Any] | None:
-    """Returns the content of attention.json if it is `about` this session."""
+    """Returns the content of attention.json if it is `about` this session, or has XLA's attention.
+
+    A run that has left the kernel does not go back to it.
+    """
     stored = _read(workdir)
-    return stored if stored is not None and about.items() <= stored.items() else None
+    if stored is None or (stored["kernel"] == "pallas" and not about.items() <= stored.items()):
+        return None
+    return stored
 
 
 def _read(workdir: Path) -> dict[str, Any] | None:
