@@ -68,6 +68,21 @@ def test_a_missing_argument_is_named(capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "recipe"),
+    [
+        (["train", "configs/x.py"], "configs/x.py"),
+        (["train", "--workdir", "runs/x", "augreg.py:B/16"], "augreg.py:B/16"),
+        (["plan", "quickstart", "--topology=v5e:2x2"], "quickstart"),
+        (["train", "quickstart", "--config=quickstart"], "quickstart"),
+    ],
+)
+def test_a_recipe_without_its_flag_is_understood(capsys, arguments, recipe):
+    line = user_error(capsys, arguments)
+    assert line.startswith(f"error: unknown argument '{recipe}'; expected the arguments of ")
+    assert line.endswith(f"; did you mean --config={recipe}?")
+
+
+@pytest.mark.parametrize(
     ("extra", "part"),
     [
         ("--config.sede=1", "unknown config key 'sede'; expected one of "),

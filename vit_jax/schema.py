@@ -318,7 +318,10 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
 
 
 def _read_literal(text: str, annotation: Any) -> Any:
-    """Parses command-line text to a Python value; plain words stay strings."""
+    """Parses command-line text to a Python value; plain words stay strings.
+
+    Whole numbers may be written with an exponent: 1e3 is 1000.
+    """
     members = _members(annotation)
     free = Any in members
     if (free or type(None) in members) and text.lower() in ("none", "null"):
@@ -329,9 +332,11 @@ def _read_literal(text: str, annotation: Any) -> Any:
     if strings and not (int in members and text.lstrip("-").isdecimal()):
         return text
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+    is_whole = isinstance(value, float) and value.is_integer() and "e" in text.lower()
+    return int(value) if is_whole and int in members and float not in members else value
 
 
 def _config_error(cls: type[Section], error: pydantic.ValidationError) -> UserError:
