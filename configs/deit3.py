@@ -36,6 +36,9 @@ _SIZES = {
     "L/16": (192, 3e-3, {400: 0.4, 800: 0.45}),
     "H/14": (154, 3e-3, {400: 0.5, 800: 0.6}),
 }
+# Stochastic depth of the second phase where it differs from the first's. Source: the authors'
+# training commands.
+_FINETUNE_DEPTH = {("H/14", 800): 0.55}
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -46,9 +49,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         epochs=(400, 800),
         phase=("pretrain", "finetune"),
     )
-    pixels, rate, depth = _SIZES[given["model"]]
+    pixels, rate, depths = _SIZES[given["model"]]
+    depth = depths[given["epochs"]]
     if given["phase"] == "finetune":
         phase = _finetune()
+        depth = _FINETUNE_DEPTH.get((given["model"], given["epochs"]), depth)
     else:
         phase = _pretrain(pixels, rate, given["epochs"])
     return ml_collections.ConfigDict(
@@ -56,7 +61,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             "model": {
                 "name": f"ViT-{given['model']}",
                 "layer_scale": 1e-4,
-                "stochastic_depth": depth[given["epochs"]],
+                "stochastic_depth": depth,
                 "stochastic_depth_rates": "constant",
                 "gelu_approximate": False,
                 "initial_values": "timm",

@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
+from images import encode, noise
 
 from vit_jax.config import transfer_protocols as protocols
 from vit_jax.config.file import load_config
 from vit_jax.config.mesh import MeshConfig
+from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.parameter_groups import weight_decay_mask
@@ -322,6 +325,26 @@ def test_every_preset_of_transfer_follows_its_protocol(dataset):
             assert config.data.label_key == task.label_key
 
 
+@pytest.mark.parametrize(
+    ("arg", "depth"),
+    [("H/14,800", 0.6), ("H/14,800,finetune", 0.55), ("L/16,800,finetune", 0.45),
+     ("B/16,800,finetune", 0.2), ("H/14,finetune", 0.5)],
+)  # fmt: skip
+def test_deit3_has_the_stochastic_depth_of_the_authors_commands(arg, depth):
+    assert load("deit3.py", arg).model.stochastic_depth == depth
+
+
+def test_clip_neither_squashes_nor_enlarges_an_image_whose_short_side_fits():
+    data = load("clip.py", "").data
+    pixels = noise(90, 60)
+    crop = make_train_transform(60, data.augment)
+    rng = np.random.default_rng(0)
+    found = {crop(encode(pixels), rng).tobytes() for _ in range(400)}
+    assert found == {pixels[top : top + 60].tobytes() for top in range(31)}
+    middle = make_eval_transform(60, data.eval_crop, data.augment)(encode(pixels), rng)
+    np.testing.assert_array_equal(middle, pixels[15:75])
+
+
 def test_the_options_of_transfer_set_their_config_keys():
     config = load("transfer.py", "pets,polyak,head,0.75,weighted,test")
     assert config.ema_decay == 0.9999
@@ -333,5 +356,6 @@ def test_the_options_of_transfer_set_their_config_keys():
     assert (small.train_steps, small.data.augment.min_area) == (300, 0.5)
     large = load("transfer.py", "cifar10,bit")
     assert (large.mixing.mixup_alpha, large.data.augment.random_fraction) == (0.1, 0.8)
+    assert large.data.augment.crop == "squash_random"
     with pytest.raises(ConfigError, match="did you mean 'pets'"):
         load("transfer.py", "pet")

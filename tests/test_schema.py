@@ -266,6 +266,7 @@ def test_sections_of_a_dict_are_compared_field_by_field():
 
 def test_an_override_may_set_a_field_of_a_section_in_a_dict():
     assert parse_override(Bicycle, "others.a.spokes", "40") == 40
-    assert parse_override(Bicycle, "others.a", "{'spokes': 5}") == Wheel(spokes=5)
+    assert parse_override(Bicycle, "others.a", "{'spokes': 5}") == {"spokes": 5}
+    assert parse_override(Bicycle, "others", '{"a": {"spokes": null}}') == {"a": {"spokes": None}}
     with pytest.raises(ConfigError, match=r"key 'others\.a\.spoke'; .* mean 'others\.a\.spokes'"):
         parse_override(Bicycle, "others.a.spoke", "40")

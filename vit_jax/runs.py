@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.config.file import build_config, load_config, override_key, read_mapping
+from vit_jax.config.file import apply_overrides, build_config, load_config, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import RunFolderError
 from vit_jax.interop.load import load_pretrained
@@ -104,7 +104,9 @@ def fit(
         recipe: name or file of a recipe, such as "quickstart" or "my_recipe.py:ARG"; or the config
             as nested dicts.
         workdir: run folder.
-        overrides: dotted key -> value, such as {"optimizer.learning_rate": 1e-3}.
+        overrides: dotted key -> value, such as {"optimizer.learning_rate": 1e-3}, applied in their
+            order. A dict for a section, such as {"data.augment": {"flip": True}}, changes only
+            the keys that it has.
         model: name of a model that replaces the recipe's, with that model's default options.
         data: a folder of images, one subfolder per class, or the name of a TFDS dataset; it
             replaces the recipe's.
@@ -131,9 +133,7 @@ def fit(
         mapping["model"] = {"name": model}
     if data is not None:
         mapping["data"] = {**mapping.get("data", {}), **_data_keys(data)}
-    # The model's name first, because it decides which other keys the model section has.
-    for key in sorted(overrides or {}, key=lambda key: key != "model.name"):
-        override_key(mapping, key, (overrides or {})[key])
+    apply_overrides(mapping, (overrides or {}).items())
     config = build_config(mapping, lambda config: model_of_weights(config, folder))
     use_compile_cache(config.compile_cache)
     with shown_log(verbose, "stdout"), StopSignals() as stop:

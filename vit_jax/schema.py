@@ -8,6 +8,7 @@ to float and from list to tuple.
 
 import ast
 import dataclasses
+import json
 import re
 import types
 import typing
@@ -145,18 +146,28 @@ def parse_override(
     """Parses the value of `--config.KEY=TEXT`, and checks it against the field's type.
 
     The key is a dotted path from the root section `cls`. The config so far decides the class of
-    sections marked with `ChosenBy`.
+    sections marked with `ChosenBy`. The keys of a section come as a dict, which is not checked:
+    other overrides may add to it.
     """
     annotation = _annotation_of(cls, key, mapping or {})
+    value = _read_literal(text, annotation)
+    if isinstance(value, dict) and _holds_sections(annotation):
+        return value
     adapter = pydantic.TypeAdapter(
         annotation, config=None if _section_in(annotation) else Section.model_config
     )
     try:
-        return adapter.validate_python(
-            _convert_sequences(_read_literal(text, annotation), annotation)
-        )
+        return adapter.validate_python(_convert_sequences(value, annotation))
     except pydantic.ValidationError as error:
         raise _error_of_value(annotation, error).under(key) from None
+
+
+def section_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> type[Section] | None:
+    """Returns the class of the section with a dotted key; None if no section has that key."""
+    try:
+        return _section_in(_annotation_of(cls, key, mapping))
+    except UserError:
+        return None
 
 
 def unknown_key(key: str, cls: type[Section]) -> ConfigError:
@@ -287,6 +298,12 @@ def _section_in(annotation: Any) -> type[Section] | None:
     return None
 
 
+def _holds_sections(annotation: Any) -> bool:
+    """Returns whether values of a type are sections or dicts of sections."""
+    inside = [typing.get_args(m)[1] for m in _members(annotation) if typing.get_origin(m) is dict]
+    return any(map(_section_in, [annotation, *inside]))
+
+
 def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> Any:
     """Returns the type of the field with a dotted key; an error suggests the most similar key."""
     head, dot, rest = key.partition(".")
@@ -331,12 +348,14 @@ def _read_literal(text: str, annotation: Any) -> Any:
     strings = any(m is str or typing.get_origin(m) is typing.Literal for m in members)
     if strings and not (int in members and text.lstrip("-").isdecimal()):
         return text
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    is_whole = isinstance(value, float) and value.is_integer() and "e" in text.lower()
-    return int(value) if is_whole and int in members and float not in members else value
+    for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
+        try:
+            value = read(text)
+        except (ValueError, SyntaxError):
+            continue
+        is_whole = isinstance(value, float) and value.is_integer() and "e" in text.lower()
+        return int(value) if is_whole and int in members and float not in members else value
+    return text
 
 
 def _config_error(cls: type[Section], error: pydantic.ValidationError) -> UserError:

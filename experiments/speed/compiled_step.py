@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vit_jax.plan.topology import find_devices, parse_topology, prepare
+from vit_jax.plan.topology import find_devices, prepare
+from vit_jax.plan.topology_names import parse_topology
 
 ROOT = Path(__file__).resolve().parents[2]
 _NUM_CLASSES, _NUM_EXAMPLES = 1000, 1_281_167

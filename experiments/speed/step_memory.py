@@ -26,7 +26,8 @@ from vit_jax.config.run import Config
 from vit_jax.models.registry import model_options, model_shape
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.hlo import parse
-from vit_jax.plan.topology import find_devices, parse_topology, prepare
+from vit_jax.plan.topology import find_devices, prepare
+from vit_jax.plan.topology_names import parse_topology
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.step_choice import PREFERRED, TABLE, Row, read_table
 

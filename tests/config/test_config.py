@@ -6,7 +6,7 @@ from small_config import small_mapping as mapping
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.evaluation import EvaluationConfig
-from vit_jax.config.file import load_config, override_key, parse_arg
+from vit_jax.config.file import apply_overrides, load_config, override_key, parse_arg
 from vit_jax.config.optimizer import ScheduleConfig
 from vit_jax.config.run import CheckpointConfig, Config
 from vit_jax.errors import ConfigError
@@ -246,6 +246,62 @@ def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
     assert config.model.layer_scale == 1e-5
     assert config.data.num_classes is None
     assert config.data.data_dir == "/a=b"
+
+
+PADDED = 'data.augment={"crop": "pad", "pad_pixels": 2, "flip": false}'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "crop", "pixels", "flip"),
+    [
+        ([PADDED], "pad", 2, False),
+        ([PADDED, "data.augment.flip=true"], "pad", 2, True),
+        (["data.augment.flip=true", PADDED], "pad", 2, False),
+        ([PADDED, "data.augment={'pad_pixels': 3}"], "pad", 3, False),
+        (["data={'augment': {'pad_pixels': 3}}", PADDED, "data.augment={}"], "pad", 2, False),
+    ],
+)
+def test_overrides_of_a_section_add_up_in_their_order(config_file, overrides, crop, pixels, flip):
+    before = load_config(str(config_file)).data
+    data = load_config(str(config_file), overrides).data
+    augment = data.augment
+    assert (augment.crop, augment.pad_pixels, augment.flip) == (crop, pixels, flip)
+    assert data.replace(augment=before.augment) == before
+
+
+def test_a_section_of_a_dict_is_merged_and_a_dict_of_values_is_replaced(config_file):
+    pets = 'fewshot.datasets.pets={"name": "oxford_iiit_pet", "train_split": "train"}'
+    config = load_config(
+        str(config_file),
+        [pets, "fewshot.datasets.pets.train_split=train[:50%]", "evaluation.splits={'a': 'test'}"],
+    )
+    found = config.fewshot.datasets["pets"]
+    assert (found.name, found.train_split) == ("oxford_iiit_pet", "train[:50%]")
+    assert config.evaluation.splits == {"a": "test"}
+
+
+def test_the_units_of_one_override_conflict_and_replace_those_of_the_file(config_file):
+    both = "optimizer.schedule={'warmup_steps': 3, 'warmup_examples': 9}"
+    with pytest.raises(
+        ConfigError, match=r"'optimizer\.schedule\.warmup_steps' is given and so is"
+    ):
+        load_config(str(config_file), [both])
+    schedule = load_config(str(config_file), ["optimizer.schedule={'warmup_steps': 3}"])
+    assert schedule.optimizer.schedule.warmup_epochs is None
+
+
+def test_a_model_given_as_a_dict_comes_first_and_drops_the_sizes_of_the_file():
+    content = mapping(model={"name": "ViT-Ti/8", "width": 128, "depth": 6, "pooling": "gap"})
+    changes = {"model.depth": 3, "model": {"name": "ViT-B/16", "num_heads": 8}}
+    apply_overrides(content, changes.items())
+    assert content["model"] == {
+        "name": "ViT-B/16", "pooling": "gap", "depth": 3, "num_heads": 8
+    }  # fmt: skip
+
+
+def test_a_wrong_key_in_a_section_given_as_a_dict_is_named(config_file):
+    with pytest.raises(ConfigError, match=r"key 'data\.augment\.flop'; .* 'data\.augment\.flip'"):
+        load_config(str(config_file), ["data.augment={'flop': True}"])
 
 
 @pytest.mark.parametrize(

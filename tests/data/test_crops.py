@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.data.crops import central_box, paper_box, random_box, torchvision_box
+from vit_jax.data.crops import central_box, paper_box, random_part, random_square, torchvision_box
 
 BOTH = pytest.mark.parametrize("draw", [paper_box, torchvision_box])
 
@@ -94,12 +94,20 @@ def test_the_central_box_is_a_square_in_the_middle(size, fraction, expected):
     assert central_box(size, fraction) == expected
 
 
+def test_a_random_square_is_as_large_as_fits_and_at_any_position():
+    rng = np.random.default_rng(0)
+    wide, tall = ([random_square(size, rng) for _ in range(400)] for size in ((14, 9), (9, 14)))
+    assert set(wide) == {(left, 0, left + 9, 9) for left in range(6)}
+    assert set(tall) == {(0, top, 9, top + 9) for top in range(6)}
+    assert random_square((7, 7), rng) == (0, 0, 7, 7)
+
+
 def test_a_random_box_has_a_fixed_share_of_both_sides_and_any_position():
     rng = np.random.default_rng(0)
-    boxes = np.array([random_box((50, 100), 0.8, rng) for _ in range(2000)])
+    boxes = np.array([random_part((50, 100), 0.8, rng) for _ in range(2000)])
     assert (boxes[:, 2] - boxes[:, 0] == 40).all()
     assert (boxes[:, 3] - boxes[:, 1] == 80).all()
     assert set(boxes[:, 0]) == set(range(11))
     assert set(boxes[:, 1]) == set(range(21))
-    assert random_box((3, 1), 0.1, rng)[2:] >= (1, 1)
-    assert random_box((7, 9), 1.0, rng) == (0, 0, 7, 9)
+    assert random_part((3, 1), 0.1, rng)[2:] >= (1, 1)
+    assert random_part((7, 9), 1.0, rng) == (0, 0, 7, 9)

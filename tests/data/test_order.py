@@ -86,3 +86,7 @@ def test_the_order_of_303_million_examples_takes_no_memory():
     within = {*seen[0], *seen[1], *seen[2][:2000]}
     assert len(within) == 8_000
     assert LARGE - 100_000 < max(within) < LARGE
+
+
+def test_an_order_in_memory_has_more_than_65536_examples():
+    assert sorted(ExampleOrder(70_000, seed=0)(range(70_000))) == list(range(70_000))

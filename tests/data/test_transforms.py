@@ -7,7 +7,7 @@ from PIL import Image
 
 from vit_jax.config.data import AugmentConfig
 from vit_jax.data import decode as decode_module
-from vit_jax.data.crops import central_box, paper_box, torchvision_box
+from vit_jax.data.crops import central_box, paper_box, random_part, random_square, torchvision_box
 from vit_jax.data.jpeg import UnsupportedJpegError
 from vit_jax.data.randaugment import randaugment
 from vit_jax.data.randaugment_timm import randaugment_timm
@@ -51,6 +51,19 @@ def test_pad_crop_shifts_the_image_by_the_drawn_pixels_and_fills_with_black():
 def test_resize_crop_only_squashes_the_image():
     pixels = noise(30, 60)
     np.testing.assert_array_equal(train(encode(pixels), 24, crop="resize"), resize(pixels, 24))
+
+
+def test_a_random_square_keeps_the_shape_and_squash_random_does_not():
+    pixels = noise(30, 60)
+    left, _, right, _ = random_square((60, 30), np.random.default_rng(3))
+    assert (right - left, left) != (30, 15)
+    found = train(encode(pixels), 24, 3, crop="random_square")
+    np.testing.assert_array_equal(found, resize(pixels[:, left:right], 24))
+    # BiT's: 4/5 of both sides.
+    left, top, right, bottom = random_part((60, 30), 0.8, np.random.default_rng(3))
+    assert (right - left, bottom - top) == (48, 24)
+    found = train(encode(pixels), 24, 3, crop="squash_random", random_fraction=0.8)
+    np.testing.assert_array_equal(found, resize(pixels[top:bottom, left:right], 24))
 
 
 def test_central_crop_equals_that_of_evaluation():
@@ -123,7 +136,9 @@ def test_evaluation_is_deterministic_and_needs_no_augment_section():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3)])
-@pytest.mark.parametrize("crop", ["inception", "pad", "resize", "central"])
+@pytest.mark.parametrize(
+    "crop", ["inception", "random_square", "squash_random", "pad", "resize", "central"]
+)
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_the_thinnest_images_work(size, crop, kind):
     encoded = encode(noise(*size), kind)

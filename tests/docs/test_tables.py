@@ -9,7 +9,7 @@ import pytest
 from processes import ROOT
 
 from vit_jax.config.file import load_config
-from vit_jax.plan.topology import parse_topology
+from vit_jax.plan.topology_names import parse_topology
 
 RECIPES = (ROOT / "docs/reference/recipes.md").read_text()
 PLANS = ROOT / "experiments" / "pod_plans"

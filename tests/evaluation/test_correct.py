@@ -1,4 +1,6 @@
+import base64
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from evaluation.test_classification import Table, batch, run, table_batch
 from vit_jax.errors import FileError
 from vit_jax.evaluation.classification import PredictionTotals
 from vit_jax.evaluation.correct import CorrectExamples, correct_file, read_correct
+from vit_jax.storage.files import read_json
 
 LOGITS = [[0, 2, 1], [3, 0, 0], [0, 0, 1], [np.nan, 0, 0], [5, 5, 0]]
 
@@ -29,6 +32,7 @@ def test_an_evaluation_keeps_which_examples_are_right(tmp_path):
     # The second has another class, the fourth a NaN; of equal logits the first class is predicted.
     assert found.correct.tolist() == [True, False, True, False, True, True]
     assert found.counted.all()
+    assert found.classes is not None
     assert found.accuracy == metrics["accuracy_top1"] == 4 / 6
 
 
@@ -66,6 +70,13 @@ def test_the_test_set_is_known_by_its_labels_and_its_skipped_examples(tmp_path):
     assert len(set(names)) == 3
 
 
+def test_the_labels_are_kept(tmp_path):
+    path = write(tmp_path, [1, 0, 0, 1], [7, 0, 300, 2], [1, 1, 1, 0])
+    assert read_correct(path).classes.tolist() == [7, 0, 300]
+    path.write_text(json.dumps({k: v for k, v in read_json(path).items() if k != "classes"}))
+    assert read_correct(path).classes is None
+
+
 def test_nothing_is_written_without_examples(tmp_path):
     assert not write(tmp_path, [0, 0, 0, 0], mask=[0, 0, 0, 0]).exists()
 
@@ -79,8 +90,12 @@ def test_nothing_is_written_without_examples(tmp_path):
         ({"skipped": [4]}, "skipped examples that are not 0 to 3"),
         ({"skipped": [0]}, "skipped examples that are right"),
         ({"skipped": None}, "values of other types"),
+        ({"classes": 3}, "classes that are no text"),
+        ({"classes": "AAAA"}, "classes that cannot be read"),
+        ({"classes": base64.b64encode(zlib.compress(bytes(20))).decode()},
+         "classes of other than 4 examples"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_file_is_refused(change, message, tmp_path):
     path = write(tmp_path, [True, False, False, True])
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

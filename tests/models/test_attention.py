@@ -4,10 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from vit_jax.errors import ModelError
 from vit_jax.models import attention as module
-from vit_jax.models.attention import attend, attention_weights, choose_attention
+from vit_jax.models.attention import (
+    SelfAttention,
+    attend,
+    attention_weights,
+    choose_attention,
+)
+from vit_jax.models.position import rope_2d, rotate
 
 
 def choose(requested="auto", **changes):
@@ -134,3 +141,31 @@ def test_padding_keys_get_no_weight_and_leave_the_rest_unchanged():
         np.testing.assert_allclose(got[:, :5], want, rtol=1e-6, atol=1e-6)
     weights = jitted(attention_weights, valid_tokens=5)(padded[0], padded[1])
     assert np.abs(np.asarray(weights)[..., 5]).max() == 0
+
+
+def test_logits_are_in_float32():
+    """Logits 128 and 128.5, which are equal in bfloat16, weigh 1 / (1 + sqrt(e)) and the rest."""
+    query = jnp.ones((1, 1, 1, 4), jnp.bfloat16)
+    key = jnp.asarray([[256, 0, 0, 0], [256, 1, 0, 0]], jnp.bfloat16).reshape(1, 2, 1, 4)
+    weights = jitted(attention_weights)(query, key).squeeze()
+    assert float(weights[0]) == pytest.approx(1 / (1 + np.exp(0.5)), rel=1e-5)
+
+
+def test_queries_and_keys_have_norms_of_their_own():
+    """With rotated positions it matters which of the two a scale belongs to."""
+    layer = SelfAttention(4, 1, tokens=3, qk_norm=True, rngs=nnx.Rngs(0))
+    layer.query_norm.scale[...] = jnp.asarray([1.0, 2.0, 3.0, 4.0])
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 4)), jnp.float32)
+    rope = tuple(jnp.asarray(a) for a in rope_2d((1, 3), 4, num_prefix=0))
+    _, found = nnx.jit(lambda layer: layer(x, rope=rope, capture=("attention_weights",)))(layer)
+    kernel = np.asarray(layer.qkv.kernel[...]).reshape(4, 3, 4)
+    q, k = (np.asarray(x)[0] @ kernel[:, i] for i in (0, 1))
+    q, k = ((v - v.mean(-1, keepdims=True)) / np.sqrt(v.var(-1, keepdims=True) + 1e-6)
+            for v in (q, k))  # fmt: skip
+    turned = [
+        np.asarray(rotate(jnp.asarray(v[None, :, None], jnp.float32), rope))[0, :, 0]
+        for v in (q * [1, 2, 3, 4], k)
+    ]
+    logits = turned[0] @ turned[1].T / 2
+    weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found["attention_weights"][0, 0], weights, rtol=2e-3)

@@ -1,7 +1,7 @@
 """Collectives and the bytes they move, computed by hand."""
 
 import pytest
-from plan.programs import LAYER, LOOP
+from plan.programs import LAYER, LOOP, WINDOWED
 
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.replica_groups import replica_groups, source_target_pairs
@@ -49,6 +49,37 @@ def test_parts_of_a_collective_with_one_channel_count_once():
     piece = ALL_REDUCE.replace("%whole =", "%piece =")
     text = LOOP.replace(ALL_REDUCE, f"{piece}\n{ALL_REDUCE}")
     assert len(find_collectives(parse(text), 16)) == 1
+
+
+def test_an_all_gather_and_a_reduce_scatter_of_one_channel_are_two():
+    """On v5e, those of the weights and of their gradients can share one."""
+    gather = ALL_REDUCE.replace("%whole =", "%gathered =").replace("all-reduce(", "all-gather(")
+    scatter = ALL_REDUCE.replace("all-reduce(", "reduce-scatter(")
+    found = find_collectives(parse(LOOP.replace(ALL_REDUCE, f"{gather}\n{scatter}")), 16)
+    # Of eight devices, each has LAYER to gather, or to reduce.
+    assert [(one.kind, one.count, one.received) for one in found] == [
+        ("all-gather", 24, 24 * 7 * LAYER),
+        ("reduce-scatter", 24, 24 * 7 / 8 * LAYER),
+    ]
+
+
+def test_the_collective_of_an_iteration_that_is_taken_out_of_the_loop_counts_too():
+    peeled = ALL_REDUCE.replace("%whole", "%whole.0").replace("%layer", "%cast")
+    text = LOOP.replace("%start = s32[] constant(0)", "%start = s32[] constant(1)")
+    text = text.replace("  %space = ", f"{peeled}\n  %space = ")
+    text = text.replace("  %cast = bf16[24,512,256]{2,1,0}", "  %cast = bf16[512,256]{1,0}")
+    (one,) = find_collectives(parse(text), 16)
+    assert (one.count, one.bytes) == (24, 24 * LAYER)
+
+
+def test_a_windowed_matmul_by_hand():
+    """The loop runs twice with four permutes, one is before it; the all-gather happens once."""
+    permutes, gather = find_collectives(parse(WINDOWED), 8)
+    weights = 48 * 1152 * 2
+    assert (permutes.kind, permutes.count) == ("collective-permute", 4 / 2 * 4 + 1)
+    assert permutes.received == permutes.bytes == 9 * weights == 995_328
+    assert (gather.kind, gather.count, gather.bytes) == ("all-gather", 1, 384 * 1000 * 2)
+    assert gather.received == 7 * 48 * 1000 * 2
 
 
 def test_collectives_of_a_single_device_do_not_count():

@@ -7,8 +7,9 @@ import pytest
 
 from vit_jax.config.run import Config
 from vit_jax.models.flops import forward_macs
-from vit_jax.plan.estimate import Sizes, _requested_memory, find_sizes, make_plan
+from vit_jax.plan.estimate import CompilerError, Sizes, _requested_memory, find_sizes, make_plan
 from vit_jax.train.chips import Chip
+from vit_jax.train.program import Program
 
 CHIP = Chip("toy", "cpu", 2**30, 1e12, 1e11, 1e10, "ours")
 SIZES = Sizes(10, 1437, "as given")
@@ -107,6 +108,20 @@ def test_a_run_does_not_fit_on_a_device_with_one_byte_too_little(plans):
 )  # fmt: skip
 def test_requested_memory_is_read_from_the_compilers_message(message, size):
     assert _requested_memory(message) == size
+
+
+def test_what_a_compiler_cannot_do_is_one_line(monkeypatch):
+    def fail(self, lowered=None):
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: SomeFusion not implemented\n2. line")
+
+    monkeypatch.setattr(Program, "compile", fail)
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(CompilerError) as caught,
+    ):
+        make_plan(config(), jax.devices()[:1], CHIP, SIZES)
+    failure = "UNIMPLEMENTED: SomeFusion not implemented"
+    assert caught.value.got == f"the compiler for toy fails on this step: {failure}"
 
 
 def test_sizes_come_from_the_command_line_then_the_dataset():

@@ -36,15 +36,50 @@ def test_iterations_of_nested_loops_multiply():
     inner = """
 %inner_body (s: (s32[])) -> (s32[]) {
   %s = (s32[]) parameter(0)
-  ROOT %t = (s32[]) tuple(%s)
+  %j = s32[] get-tuple-element(%s), index=0
+  %one.2 = s32[] constant(1)
+  %j.1 = s32[] add(%j, %one.2)
+  ROOT %t = (s32[]) tuple(%j.1)
 }
 """
     text = LOOP.replace("\n%body", inner + "\n%body", 1).replace(
         "  %one.1 = s32[] constant(1)\n",
-        "  %one.1 = s32[] constant(1)\n  %again = (s32[]) while(%one.1), condition=%condition,"
-        " body=%inner_body\n",
+        "  %one.1 = s32[] constant(1)\n  %none.1 = s32[] constant(0)\n"
+        "  %begin = (s32[]) tuple(%none.1)\n"
+        "  %again = (s32[]) while(%begin), condition=%condition, body=%inner_body\n",
     )
     assert parse(text).runs["inner_body"] == 24 * 24
+
+
+INCREMENT, START = "%one.1 = s32[] constant(1)", "%start = s32[] constant(0)"
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "runs"), [(0, 1, 24), (0, 2, 12), (0, 5, 5), (1, 1, 23), (1, 2, 12)]
+)
+def test_a_loop_runs_from_its_first_value_to_its_bound_by_its_increment(start, step, runs):
+    text = LOOP.replace(INCREMENT, INCREMENT.replace("(1)", f"({step})"))
+    text = text.replace(START, START.replace("(0)", f"({start})"))
+    assert parse(text).runs["body"] == runs
+
+
+def test_the_counter_may_be_copied_and_added_to_in_a_fusion():
+    added = """
+%more (k: s32[]) -> s32[] {
+  %k = s32[] parameter(0)
+  %three = s32[] constant(3)
+  ROOT %sum.1 = s32[] add(%k, %three)
+}
+"""
+    text = LOOP.replace("\n%body", added + "\n%body", 1)
+    text = text.replace("add(%i, %one.1)", "fusion(%i.copy), kind=kLoop, calls=%more")
+    text = text.replace(INCREMENT, "%i.copy = s32[] copy(%i)")
+    assert parse(text).runs["body"] == 8
+
+
+def test_a_loop_whose_increment_is_unknown_counts_once_and_is_listed():
+    program = parse(LOOP.replace(INCREMENT, INCREMENT.replace("constant(1)", "parameter(1)")))
+    assert (program.runs["body"], program.unknown_loops) == (1, ("loop",))
 
 
 @pytest.mark.parametrize(

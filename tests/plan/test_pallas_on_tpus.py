@@ -61,7 +61,8 @@ def cases_for(topology):
 
 
 def main() -> None:
-    from vit_jax.plan.topology import find_devices, parse_topology, prepare
+    from vit_jax.plan.topology import find_devices, prepare
+    from vit_jax.plan.topology_names import parse_topology
 
     topology = parse_topology(sys.argv[1])
     prepare(topology)

@@ -105,7 +105,7 @@ def test_a_small_step_compiles_for_every_architecture(plan, name):
 
 @on_gpu
 def test_traffic_between_nodes_is_counted_apart(plan):
-    figures, shown = plan("h100:2x4", 64, "--config.model.depth=2")
+    figures, shown = plan("h100:4 nodes x 2", 64, "--config.model.depth=2")
     assert (figures["devices"], figures["fits"]) == (8, True)
     # Every node sends the sum of its gradients once around: of 2 to 4 bytes a parameter each of the
     # two GPUs receives half, twice 3/4 of it.

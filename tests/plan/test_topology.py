@@ -1,5 +1,6 @@
 """Names of topologies and the devices they stand for."""
 
+import dataclasses
 import os
 
 import pytest
@@ -11,10 +12,10 @@ from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
 from vit_jax.plan.topology import (
     chip_of,
     find_devices,
-    parse_topology,
     prepare,
     with_nodes,
 )
+from vit_jax.plan.topology_names import parse_topology
 from vit_jax.train.chips import GPUS
 
 
@@ -29,15 +30,71 @@ from vit_jax.train.chips import GPUS
         ("h200:8", "gpu", "h200", (8,), 1),
         # GPUs of a node, then nodes.
         ("h100:8x4", "gpu", "h100", (8,), 4),
+        ("h100:4x16", "gpu", "h100", (4,), 16),
+        ("h100:8 nodes x 4", "gpu", "h100", (4,), 8),
         ("l4", "gpu", "l4", (1,), 1),
         ("h100-pcie:2", "gpu", "h100-pcie", (2,), 1),
-        ("a100-40gb:1x2", "gpu", "a100-40gb", (1,), 2),
     ],
 )
 def test_topology_names_are_parsed(name, platform, generation, shape, slices):
     found = parse_topology(name)
     assert (found.platform, found.generation, found.shape) == (platform, generation, shape)
     assert (found.name, found.slices) == (name, slices)
+
+
+@pytest.mark.parametrize(
+    ("name", "understood", "shape", "slices"),
+    [
+        # Table of accelerator types in cloud.google.com/tpu/docs.
+        ("v5litepod-1", "v5e:1x1", (1, 1), 1),
+        ("v5litepod-8", "v5e:2x4", (2, 4), 1),
+        ("v5litepod-16", "v5e:4x4", (4, 4), 1),
+        ("v5litepod-128", "v5e:8x16", (8, 16), 1),
+        ("v5litepod-256", "v5e:16x16", (16, 16), 1),
+        ("v5e-256", "v5e:16x16", (16, 16), 1),
+        ("2*v6e-32", "2*v6e:4x8", (4, 8), 2),
+        ("tpu-v5-lite-podslice:4x8", "v5e:4x8", (4, 8), 1),
+        ("tpu-v5p-slice:4x4x4", "v5p:4x4x4", (4, 4, 4), 1),
+        # These count cores, two of a chip.
+        ("v4-8", "v4:2x2x1", (2, 2, 1), 1),
+        ("v4-32", "v4:2x2x4", (2, 2, 4), 1),
+        ("v5p-16", "v5p:2x2x2", (2, 2, 2), 1),
+        ("v5p-64", "v5p:2x4x4", (2, 4, 4), 1),
+        ("v5p-2048", "v5p:8x8x16", (8, 8, 16), 1),
+    ],
+)
+def test_the_names_of_the_cloud_are_understood(name, understood, shape, slices):
+    found = parse_topology(name)
+    assert (found.name, found.shape, found.slices) == (understood, shape, slices)
+    assert found.note == f"--topology={name} is {understood}"
+    assert parse_topology(understood) == dataclasses.replace(found, note="")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "nodes"),
+    [
+        ("h100:8x4", 8, 4),
+        ("h100:4x8", 8, 4),
+        ("h100:4 nodes x 8", 8, 4),
+        ("h100:4 Nodes of 8 GPUs", 8, 4),
+        ("h100:3x8", 8, 3),
+        ("h100:16x8", 8, 16),
+        ("a100-40gb:1x2", 2, 1),
+        ("h100:2x4", 4, 2),
+        ("h100:4x16", 4, 16),
+        ("h100:8 nodes x 4", 4, 8),
+        ("h100:4 nodes x 2", 2, 4),
+    ],
+)
+def test_the_larger_number_that_a_node_can_have_is_that_of_its_gpus(name, gpus, nodes):
+    found = parse_topology(name)
+    assert (found.shape, found.slices) == ((gpus,), nodes)
+    assert found.note == (
+        "" if nodes == 1 else f"--topology={name} is {nodes} nodes with {gpus} GPUs each"
+    )
+    assert parse_topology(found.name) == dataclasses.replace(
+        found, note=found.note.replace(name, found.name)
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +108,14 @@ def test_topology_names_are_parsed(name, platform, generation, shape, slices):
         ("cpu:0", "expected cpu or cpu:COUNT"),
         ("v5e 4x4", "v5e:16x16"),
         ("H100:8", "did you mean 'h100'"),
-        ("h100:32", "at most 8 GPUs in each node; the number of nodes comes second; use e.g."),
+        ("h100:32", "with 32 GPUs in a node; expected 1, 2, 4 or 8 GPUs in each node, as vendors"),
+        ("h100:32", "use e.g. h100:8x4"),
+        ("h100:3", "with 3 GPUs in a node; .*; use e.g. h100:4"),
+        ("h100:3x5", "with 3 GPUs in a node; .*; use e.g. h100:8x2"),
+        ("h100:4 nodes x 6", "with 6 GPUs in a node; .*; use e.g. h100:8x3"),
+        ("v5p-24", "its number of chips does not determine them; use e.g. v5p:4x4x8"),
+        ("v5litepod-512", "512 chips; expected at most 256 chips"),
+        ("tpu-v5-lite-podslice", "expected 2 sides"),
         ("h100:8x0", "expected h100:GPUS or h100:GPUSxNODES; use e.g. h100:8x4 for 4 nodes with 8"),
         ("v6e:16x32", r"plan for several slices, e.g. 2\*v6e:16x16, or for another TPU"),
         ("0*v5e:4x4", "a number of TPU slices in front of *"),

@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from report.fake_runs import config, result, write
 from scipy import stats
@@ -102,15 +103,38 @@ def test_predictions_for_other_images_are_not_paired(tmp_path):
     put(tmp_path, "B", right(0.53), labels=LABELS[::-1])
     means = means_of(tmp_path)
     assert means["A"]["paired"] != means["B"]["paired"]
+    correlation = np.corrcoef(means["A"]["draws"], means["B"]["draws"])[0, 1]
+    assert abs(correlation) < 0.1  # Of equal images it is above 0.9.
     assert not intervals.is_told_apart(means["B"]["draws"], means["A"]["draws"])
 
 
-def test_predictions_of_another_evaluation_are_not_used(tmp_path):
+@pytest.mark.parametrize("score", [0.25, 0.5025])  # One image of 400 more.
+def test_predictions_of_another_evaluation_are_not_used(tmp_path, score):
     put(tmp_path, "A", right(0.5))
     path = tmp_path / "A-0" / "result.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {SCORE: 0.25}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {SCORE: score}))
     (one,) = means_of(tmp_path).values()
-    assert (one["mean"], one["paired"]) == (0.25, "")
+    assert (one["mean"], one["paired"]) == (score, "")
+
+
+def test_equal_means_are_shown_by_two_tests_at_5_percent():
+    draws = stats.norm.ppf((np.arange(4000) + 0.5) / 4000)
+    none = np.zeros(4000)
+    # The middle 90 % are within 1.645, the middle 95 % within 1.96.
+    assert intervals.is_equal_within(1.7, draws, none)
+    assert not intervals.is_equal_within(1.6, draws, none)
+    assert not intervals.is_told_apart(draws + 1.9, none)
+    assert intervals.is_told_apart(draws + 2.0, none)
+
+
+def test_the_order_of_runs_does_not_change_the_draws(tmp_path):
+    for model, seed in (("A", 0), ("A", 1), ("B", 0)):
+        put(tmp_path, model, right(0.5 + 0.05 * seed), seed=seed, labels=LABELS + seed)
+    frame = run_frame(read_runs([tmp_path]).runs)
+    request = TableRequest(metric=SCORE)
+    one, other = (score_table(request, f).means for f in (frame, frame[::-1]))
+    for place, row in one.iterrows():
+        np.testing.assert_array_equal(row["draws"], other.loc[place, "draws"])
 
 
 def test_damaged_predictions_are_named_and_not_used(tmp_path, caplog):
@@ -164,3 +188,27 @@ def test_margins_on_the_command_line_are_numbers():
     assert (request.against, request.margin) == ("A", 0.005)
     with pytest.raises(ConfigError, match=r"--table: margin=much.*a number"):
         parse_requests(["metric=x,margin=much"], TableRequest, "--table")
+
+
+def test_a_mean_over_datasets_has_the_images_of_all_and_the_fewest_degrees_of_freedom():
+    draws = np.zeros(4000)
+    rows = {
+        ("x", "A"): (draws + 1, 500, "p", 2, 3, "images and seeds"),
+        ("y", "A"): (draws + 3, 300, "q", 1, 2, "images and seeds"),
+        ("z", "A"): (draws, 0, "", 0, 0, ""),
+    }
+    index = pd.MultiIndex.from_tuples(list(rows), names=["@columns", "@rows"])
+    drawn = pd.DataFrame([*rows.values()], index=index, columns=intervals._DRAWN)
+    sets = {"both": ["x", "y"], "all": ["x", "y", "z"]}
+    found = intervals.draw_means_over(sets, drawn, [("both", "A"), ("all", "A")])
+    both, everything = found.to_dict("records")
+    assert both["draws"].tolist() == [2.0] * 4000
+    del both["draws"]
+    assert both == {
+        "images": 800, "paired": "p q", "freedom": 1, "pooled": 2, "source": "images and seeds",
+    }  # fmt: skip
+    assert everything["source"] == ""
+    means = found.assign(n=[2, 2])
+    assert intervals.describe_means(means.iloc[:1]) == (
+        "Means of n = 2 runs [95 % interval over 800 test images and seeds]"
+    )

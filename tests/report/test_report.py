@@ -234,8 +234,40 @@ def test_selecting_on_the_reported_split_is_marked(tmp_path, reported, warned):
     assert dict(zip(rows[0], rows[2], strict=True))["selected"] == "lr=1"
 
 
+def test_a_table_keeps_its_first_column_of_data_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for letter in "ab":
+        name = letter * 74
+        write(tmp_path / letter, job={"name": name}, config=config(), result=result(0.5, 400))
+    assert main(["report", str(tmp_path), "--table=rows=name,metric=eval/test/loss"]) == 0
+    assert "cifar10" in capsys.readouterr().out
+
+
+def put_candidate(folder, rate, score):
+    job = {"name": f"search/a/lr={rate}", "stage": "search"}
+    figures = {"step": 1, "eval/dev/accuracy_top1": score}
+    write(folder / "jobs" / job["name"], job=job, config=config(rate=rate), result=figures)
+
+
+def test_a_selection_that_is_older_than_its_candidates_is_named(tmp_path, caplog):
+    small_sweep(tmp_path, {})
+    for rate, score in ((1, 0.5), (2, 0.25), (4, 0.75)):
+        put_candidate(tmp_path, rate, score)
+    assert main(["report", str(tmp_path)]) == 0
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Selected settings")
+    selected = dict(zip(rows[0], rows[2], strict=True))["selected"]
+    assert selected == "lr=1 (older than its candidates: lr=4 has 0.75)"
+    assert "lr=4 has 0.75; run the sweep again" in caplog.text
+    # A table of a metric that only the candidates have shows them.
+    asked = "--table=rows=optimizer.learning_rate,columns=dataset,metric=eval/dev/accuracy_top1"
+    assert main(["report", str(tmp_path), asked]) == 0
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Top-1 accuracy, dev")
+    assert [row[0] for row in rows[2:5]] == ["1", "2", "4"]
+
+
 WRONG = {
     ("--table", "metric=eval/test/acuracy_top1"): "did you mean 'eval/test/accuracy_top1'?",
+    ("--table", "metric=accuracy"): "did you mean 'eval/test/accuracy_top1'?",
     ("--table", "metric=eval/test/loss,rows=modle"): "did you mean 'model'?",
     ("--table", "metric=eval/test/loss,row=model"): "did you mean 'rows'?",
     ("--table", "rows=model"): "no 'metric'",
@@ -264,7 +296,7 @@ def test_a_single_run_gets_a_report(tmp_path):
     assert main(["report", str(run)]) == 0
     text = (run / "report" / "report.md").read_text()
     assert "1 run: 1 finished." in text
-    assert table(text, "Top-1 accuracy, test")[2] == ["ViT-Mini/4", "50.00 [45.60, 54.40]"]
+    assert table(text, "Top-1 accuracy, test")[2] == ["ViT-Mini/4", "50.00 [45.63, 54.37]"]
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "3", "", "[1]", "null", "[" * 100_000])

@@ -6,12 +6,13 @@ from report.fake_runs import config, result, write
 from vit_jax.errors import ConfigError
 from vit_jax.report import vtab
 from vit_jax.report.defaults import default_plots, default_tables
+from vit_jax.report.differences import difference_table
 from vit_jax.report.drawing import draw
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import JOIN, format_metric
 from vit_jax.report.overview import models_table
 from vit_jax.report.plots import draw_plot, plot_points
-from vit_jax.report.requests import PlotRequest, TableRequest
+from vit_jax.report.requests import PlotRequest, TableRequest, parse_requests
 from vit_jax.report.runs import read_runs
 from vit_jax.report.style import COLOURS, Palette
 from vit_jax.report.tables import score_table
@@ -134,6 +135,53 @@ def test_the_last_row_is_chance_where_the_number_of_classes_is_known(tmp_path):
     pattern = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
     table = make_table(tmp_path, pattern, columns="dataset")
     assert cell(table, "chance", "z").text == "20.00"
+
+
+def test_without_a_source_of_uncertainty_nothing_is_certain(tmp_path):
+    """One run of a loss, and three runs of another metric that all agree."""
+    for model, loss, mine in (("A", 0.5, 0.7), ("B", 0.4, 0.8)):
+        put(tmp_path, f"{model}-loss", {"eval/test/loss": loss}, model=model)
+        put_seeds(tmp_path, model, (mine,) * 3, metric="eval/test/mine", dataset="z")
+    for metric in ("eval/test/loss", "eval/test/mine"):
+        request = TableRequest(metric=metric, against="A", margin=0.5)
+        table = score_table(request, read(tmp_path))
+        assert table.means["low"].isna().all()
+        assert {model for model, _ in best(table)} == {"B"}
+        (row,) = difference_table(request, table).rows
+        assert row[1].text.endswith("(uncertainty not known)")
+
+
+def test_runs_with_the_same_seed_are_no_two_seeds(tmp_path):
+    for name, score in (("a", 0.5), ("b", 0.7)):
+        put(tmp_path, name, {"eval/test/mine": score}, model="A", seed=3)
+    table = make_table(tmp_path, "eval/test/mine")
+    assert [*table.means["n"]] == [1]
+    assert table.means["low"].isna().all()
+    assert cell(table, "A", "x" if "x" in table.header else table.header[1]).text == "0.6000"
+
+
+def test_unrelated_runs_are_named_by_their_folders(tmp_path):
+    """Two settings differ: "0.001 · 40" would not say which run it is."""
+    for name, rate, steps in (("first", 0.1, 40), ("second", 0.2, 80)):
+        run = config(rate=rate, train_steps=steps)
+        write(tmp_path / name, config=run, result=result(rate, 400))
+    (request,) = default_tables(read(tmp_path))
+    table = score_table(request, read(tmp_path))
+    assert [row[0].text for row in table.rows] == ["first", "second"]
+    # Two runs that differ in nothing are not two seeds of one setting.
+    for name in ("c", "d"):
+        write(tmp_path / "equal" / name, config=config(rate=0.1), result=result(0.5, 400))
+    (request,) = default_tables(read(tmp_path / "equal"))
+    assert request.rows == "name"
+
+
+def test_a_request_says_that_smaller_is_better(tmp_path):
+    four(tmp_path)
+    request = TableRequest(metric=SCORE, columns="dataset", lower=True, where={"dataset": "y"})
+    table = score_table(request, read(tmp_path))
+    assert "Bold: the smallest mean of its column" in " ".join(table.notes)
+    (parsed,) = parse_requests([f"metric={SCORE},lower"], TableRequest, "--table")
+    assert parsed.smallest_is_best
 
 
 def test_an_error_is_never_below_zero(tmp_path):
@@ -348,8 +396,8 @@ def test_runs_without_labels_get_a_row_for_each_setting_that_differs(tmp_path):
     assert request.rows == "optimizer.learning_rate"
     table = score_table(request, read(tmp_path))
     assert [row[0].text for row in table.rows] == ["0.1", "0.2"]
-    # Runs with equal scores leave the 500 images: 1.96 * sqrt(0.2 * 0.8 / 500) = 0.035.
-    assert cell(table, "0.2", "cifar10").text == "20.00 [16.60, 23.50]"
+    # Runs with equal scores leave the 500 images: Wilson's interval of 100 right ones.
+    assert cell(table, "0.2", "cifar10").text == "20.00 [16.73, 23.73]"
 
 
 def test_a_series_looks_the_same_in_every_picture():

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from vit_jax.errors import RunFolderError, SweepError
 from vit_jax.run import environment
+from vit_jax.run.find import find_runs
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.job_folder import (
     Attempt,
@@ -15,6 +16,7 @@ from vit_jax.run.job_folder import (
     job_lock,
     read_attempt,
     read_progress,
+    run_lock,
     write_attempt,
 )
 from vit_jax.run.status import RunStatus
@@ -272,17 +274,36 @@ def test_jobs_of_an_earlier_launcher_are_watched_and_not_started(tmp_path):
     assert run.said[0] == "pretrain: started by an earlier launcher"
 
 
-def test_final_runs_of_an_earlier_selection_are_not_mixed_with_a_new_one(tmp_path):
-    run = Run(tmp_path)
-    assert run.code == 0
+def test_final_runs_of_an_earlier_selection_are_kept_aside_and_run_again(tmp_path):
+    """With the job that used one of them. So the sweep goes on by itself."""
+    shots = Job(None, command="fewshot", arguments=[f"job:{FINAL[0]}"], name="shots")
+    entries = (Job(TINY, name="pretrain"), selection(), shots)
+    assert Run(tmp_path, entries=entries).code == 0
     result = tmp_path / "jobs" / SEARCH[2] / "result.json"
     result.write_text(json.dumps({METRIC: 0.999}))
-    (tmp_path / "jobs" / FINAL[0] / "result.json").unlink()
-    (tmp_path / "jobs" / FINAL[0] / "metrics.jsonl").touch()
-    again = Run(tmp_path)
-    assert (again.code, again.executor.submitted) == (1, [])
-    reason = "was started with other settings (optimizer.learning_rate: 0.001"
-    assert reason in again.notes[FINAL[0]]
+    old = (tmp_path / "jobs" / FINAL[0] / "job.json").read_bytes()
+    again = Run(tmp_path, entries=entries)
+    assert (again.code, again.executor.submitted) == (0, [*FINAL, "shots"])
+    aside = tmp_path / "superseded"
+    assert (aside / FINAL[0] / "job.json").read_bytes() == old
+    assert (aside / "shots" / "result.json").is_file()
+    reason = f"{FINAL[0]}: was of an earlier selection (optimizer.learning_rate: 0.001"
+    assert any(line.startswith(reason) for line in again.said)
+    assert f"shots: used {FINAL[0]}; it is kept as superseded/shots and run again" in again.said
+    assert not [path for path in find_runs(tmp_path)[0] if "superseded" in path.parts]
+    chosen = json.loads((tmp_path / "jobs" / FINAL[0] / "job.json").read_text())["selection"]
+    assert chosen["chosen"] == SEARCH[2]
+    assert Run(tmp_path, entries=entries).executor.submitted == []
+
+
+def test_a_final_run_of_an_earlier_selection_that_still_runs_is_not_moved(tmp_path):
+    assert Run(tmp_path).code == 0
+    (tmp_path / "jobs" / SEARCH[2] / "result.json").write_text(json.dumps({METRIC: 0.999}))
+    with locked(run_lock(tmp_path / "jobs" / FINAL[0])):
+        waiting = Run(tmp_path, stop=1)
+    assert waiting.executor.submitted == []
+    assert (tmp_path / "jobs" / FINAL[0] / "result.json").is_file()
+    assert Run(tmp_path).executor.submitted == FINAL
 
 
 def test_the_folder_of_another_sweep_is_not_changed(tmp_path):

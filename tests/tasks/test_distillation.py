@@ -23,6 +23,7 @@ from vit_jax.interop.report import Status
 from vit_jax.interop.save import save
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.tasks.distillation import task as distillation_task
 from vit_jax.tasks.distillation.task import hard_loss, soft_loss
 from vit_jax.train.init_from import start_from_weights
 from vit_jax.train.loop import train
@@ -114,6 +115,26 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     assert float(metrics["label_loss"]) == pytest.approx(float(label_loss), rel=1e-4)
     assert float(metrics["teacher_loss"]) == pytest.approx(float(teacher_loss), rel=1e-4)
     assert float(loss) == pytest.approx(float(0.7 * label_loss + 0.3 * teacher_loss), rel=1e-4)
+
+
+def test_the_teacher_has_xlas_attention_where_the_student_has_it(teacher, monkeypatch):
+    built = {}
+    build = distillation_task.build_model
+
+    def noting(options, *, image_size, **others):
+        built[image_size] = options.attention_implementation
+        return build(options, image_size=image_size, **others)
+
+    monkeypatch.setattr(distillation_task, "build_model", noting)
+    for implementation, expected in (("auto", None), ("xla", "xla")):
+        built.clear()
+        config = config_of(teacher)
+        model = config.model.replace(attention_implementation=implementation)
+        build_program(
+            config.replace(model=model), make_mesh(config.mesh), num_classes=10, num_examples=80
+        )
+        # The teacher is for 16 pixels. Otherwise it is used as it was read.
+        assert built.get((16, 16)) == expected
 
 
 def test_the_teacher_is_an_argument_of_the_step_and_not_a_constant(teacher):

@@ -44,6 +44,8 @@ def test_the_smallest_loss_is_best_and_nan_never_is():
     early = noted([(1, float("nan")), (2, 3.0), (3, 2.0), (4, float("nan"))], "eval/dev/loss")
     assert (early.best_step, early.should_stop) == (3, False)
     assert noted([(1, float("nan"))]).best_step is None
+    # A class may be named "loss"; of its accuracy the largest is best.
+    assert noted([(1, 0.5), (2, 0.9)], "eval/dev/accuracy_class/loss").best_step == 2
 
 
 def test_restored_state_continues_and_counts_an_evaluation_once():

@@ -11,14 +11,13 @@ from typing import Any
 import jax
 from flax import nnx
 
-from vit_jax.config.file import override_key
+from vit_jax.config.file import apply_override_texts
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import cut_to
 from vit_jax.errors import UserError
 from vit_jax.models.two_towers import named_options
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.compile_cache import watch_compile_cache
-from vit_jax.schema import parse_override
 from vit_jax.train.chips import peak_flops
 from vit_jax.train.program import build_program
 from vit_jax.train.trace import Trace
@@ -93,9 +92,7 @@ def synthetic_config(
         mapping["task"] = "image_text"
         mapping["image_text"] = {"loss": "sigmoid" if "bias_init" in pair else "softmax"}
         mapping["data"]["captions"] = {"tokenizer": "synthetic"}
-    for override in overrides:
-        key, _, text = override.partition("=")
-        override_key(mapping, key, parse_override(Config, key, text, mapping))
+    apply_override_texts(mapping, overrides)
     return Config.from_mapping(mapping)
 
 

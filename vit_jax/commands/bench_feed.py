@@ -13,10 +13,9 @@ import statistics
 from typing import Any
 
 from vit_jax.commands.arguments import non_negative_int, output_file, positive_int, positive_number
-from vit_jax.config.file import load_config, set_key
+from vit_jax.config.file import apply_override_texts, load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
-from vit_jax.schema import parse_override
 from vit_jax.storage.files import write_json
 from vit_jax.storage.paths import user_path
 
@@ -103,9 +102,7 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> Config:
         "optimizer": {"learning_rate": 1e-3},
         "train_steps": 1000,
     }
-    for override in overrides:
-        key, _, text = override.partition("=")
-        set_key(mapping, key, parse_override(Config, key, text, mapping))
+    apply_override_texts(mapping, overrides)
     return Config.from_mapping(mapping)
 
 

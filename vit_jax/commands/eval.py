@@ -159,15 +159,17 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.data.class_names import match_classes
     from vit_jax.data.sources import class_count, open_source
     from vit_jax.evaluation.splits import SplitEvaluator
-    from vit_jax.parallel.mesh import make_mesh
+    from vit_jax.parallel.mesh import make_mesh, platform_of
     from vit_jax.parallel.processes import is_first_host
     from vit_jax.report.confusion import draw_confusions
     from vit_jax.run.checkpoints import result_params
     from vit_jax.run.folder import read_class_names
+    from vit_jax.train.kernel_check import with_stored_kernel
     from vit_jax.train.program import build_program
     from vit_jax.train.progress import print_summary
 
     mesh = make_mesh(config.mesh)
+    config = with_stored_kernel(config, args.workdir, platform_of(mesh))
     has_classes = task_config(config.task).uses_labels
     head = read_class_names(args.workdir) if has_classes else (), f"run {args.workdir}"
     split = next(iter(config.evaluation.all_splits.values()), config.data.train_split)

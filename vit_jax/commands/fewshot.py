@@ -26,7 +26,7 @@ from vit_jax.commands.load_options import add_load_arguments, load_arguments
 from vit_jax.commands.process import add_process_arguments, started
 from vit_jax.config.data import DataConfig
 from vit_jax.config.fewshot import FewshotRunConfig
-from vit_jax.config.file import read_mapping, set_key
+from vit_jax.config.file import override_key, read_mapping
 from vit_jax.config.run import Config, LoggingConfig
 from vit_jax.errors import EXIT_STOPPED, ConfigError
 from vit_jax.schema import parse_override
@@ -191,7 +191,8 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> FewshotRunConfig:
                 "the arguments of python -m vit_jax fewshot",
                 "see python -m vit_jax fewshot --help",
             )
-        set_key(mapping, key, parse_override(FewshotRunConfig, key, text))
+        value = parse_override(FewshotRunConfig, key, text)
+        override_key(mapping, key, value, FewshotRunConfig)
     if args.checkpoint is not None:
         mapping["checkpoint"] = args.checkpoint
     if "checkpoint" not in mapping:

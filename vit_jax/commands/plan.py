@@ -9,10 +9,11 @@
 
 Compiles the run's real training step. Plans for TPUs (v4, v5e, v5p, v6e) need no TPU, only their
 compiler: pip install 'jax[tpu]'. 2*v5e:16x16 is two slices, connected by the data center
-network (DCN).
+network (DCN). v5litepod-256 and v5e-256, as Google Cloud writes it, are v5e:16x16.
 
 Plans for GPUs need no GPU and no driver: pip install 'jax[cuda13]'. h200:8 is one node with 8
-GPUs, h100:8x4 is 4 nodes with 8 GPUs each, l4 is one GPU. Kinds: a100 (80 GB), a100-40gb,
+GPUs, h100:8x4 is 4 nodes with 8 GPUs each, l4 is one GPU. h100:4x8 is the same, because most
+nodes have 8 GPUs; 'h100:8 nodes x 4' is 8 nodes with 4. Kinds: a100 (80 GB), a100-40gb,
 a100-pcie, h100 (SXM), h100-pcie, h200, b200, l4, l40, l40s, rtx3090, rtx4090. XLA cannot time
 kernels without a GPU, so it takes cuBLAS's matmuls; on a real GPU it may choose others. XLA_FLAGS
 can change that.
@@ -88,7 +89,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
     config = load_config(args.config, overrides, _auto_model)
-    from vit_jax.plan.topology import chip_of, find_devices, parse_topology, prepare, with_nodes
+    from vit_jax.plan.topology import chip_of, find_devices, prepare, with_nodes
+    from vit_jax.plan.topology_names import parse_topology
 
     topology = parse_topology(args.topology)
     prepare(topology)
@@ -99,6 +101,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     from vit_jax.tasks.task import num_patches
 
     console = wide_console()
+    if topology.note:
+        console.print(topology.note)
     sizes = find_sizes(config, args.num_classes, args.num_examples)
     config = with_nodes(config, topology)
     devices = find_devices(topology)
@@ -114,7 +118,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
                 _, config = max(variants.values(), key=lambda variant: num_patches(variant[1]))
             plan = _search(config, args, devices, plan_for, console)
         else:
-            with _waiting(f"compiling for {args.topology}"):
+            with _waiting(f"compiling for {topology.name}"):
                 plans = {name: (share, plan_for(one)) for name, (share, one) in variants.items()}
                 if plans:
                     _, plan = max(plans.values(), key=lambda p: p[1].work.model_flops)
@@ -124,7 +128,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         show_plan(plan, console, args.mfu)
         if plans:
             show_variants(plans, console)
-        figures = row(plan, args.config, args.topology, args.mfu)
+        figures = row(plan, args.config, topology.name, args.mfu)
         if plans:
             mean_s = mean_step_s(plans)
             figures["step_ms_overlapped_mean"] = mean_s and round(mean_s * 1e3, 2)

@@ -200,7 +200,10 @@ def _print_tables(tables: "list[Table]") -> None:
 
 
 def _fit(table: "Table", console: "Console") -> "tuple[TerminalTable | None, int]":
-    """Returns as many columns of a table as fit the terminal, and the number of other columns."""
+    """Returns as many columns of a table as fit the terminal, and the number of other columns.
+
+    None: the table has no data.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -211,6 +214,9 @@ def _fit(table: "Table", console: "Console") -> "tuple[TerminalTable | None, int
         shown.title, shown.title_justify = table.title, "left"
         for row in table.rows:
             shown.add_row(*(Text(c.text, "bold" if "best" in c.kind else "") for c in row[:end]))
-        if Console(width=10_000).measure(shown).maximum <= console.width:
+        fits = Console(width=10_000).measure(shown).maximum <= console.width
+        if end == 2 and not fits:  # The first column of data is always shown.
+            shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"
+        if end == 2 or fits:
             return shown, len(table.header) - end
-    return None, len(table.header) - 1
+    return None, 0

@@ -125,7 +125,7 @@ def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> in
 
 
 def _print_commands(plan: Plan) -> int:
-    """Prints the commands of all unfinished jobs, e.g. for xpk, gcloud or a shell.
+    """Prints the commands of all unfinished jobs, e.g. for a cluster or a shell.
 
     A job comes after the jobs that it needs. Final runs are printed when their selection is made.
     """

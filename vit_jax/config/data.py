@@ -80,12 +80,15 @@ class SubsetConfig(Section):
 class AugmentConfig(Section):
     """Augmentation of training images: on the host in this order, then on the device."""
 
-    crop: Literal["inception", "random", "central", "pad", "resize"] = option("inception")
-    """inception: random area and aspect ratio; random: a random region of fixed size; central: as
-    in evaluation; pad: shift by up to `pad_pixels`; resize: only resize, ignoring the aspect ratio.
+    crop: Literal["inception", "random_square", "squash_random", "central", "pad", "resize"] = (
+        option("inception")
+    )
+    """inception: random area and aspect ratio; random_square: a square as large as fits, at a
+    random place; squash_random: squash to a square, then crop a smaller one at a random place;
+    central: as in evaluation; pad: shift by up to `pad_pixels`; resize: only squash to a square.
     """
     random_fraction: float = option(0.875, above=0, at_most=1)
-    """Width and height of a random crop, as a fraction of the image's: 0.8 is 128 of 160
+    """Width and height of a squash_random crop, as a fraction of the image's: 0.8 is 128 of 160
     (arXiv:1912.11370).
     """
     crop_flavour: Literal["paper", "torchvision"] = option("paper")

@@ -12,7 +12,8 @@ import json
 import logging
 import runpy
 import traceback
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from vit_jax.config.durations import DURATION_UNITS
@@ -20,7 +21,7 @@ from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, first_few
 from vit_jax.models.options import AUTO
-from vit_jax.schema import parse_override
+from vit_jax.schema import Section, parse_override, section_of
 from vit_jax.storage.files import read_json
 from vit_jax.storage.paths import local_path, user_path
 
@@ -49,14 +50,7 @@ def load_config(
     if spec.endswith(".json"):
         given = {override.partition("=")[0].partition(".")[0] for override in overrides}
         _leave_out_programs(mapping, spec, given)
-    # The model's name first, because it decides which other keys the model section has.
-    for override in sorted(overrides, key=lambda text: not text.startswith("model.name=")):
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise ConfigError(
-                f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
-            )
-        override_key(mapping, key, parse_override(Config, key, text, mapping))
+    apply_override_texts(mapping, overrides)
     return build_config(mapping, auto_model)
 
 
@@ -72,12 +66,60 @@ def build_config(
     return Config.from_mapping(mapping)
 
 
-def override_key(mapping: dict[str, Any], key: str, value: Any) -> None:
+def apply_override_texts(mapping: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Applies "KEY=VALUE" strings to a config file's content, as `apply_overrides` does."""
+    pairs = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
+            )
+        pairs.append((key, text))
+    apply_overrides(mapping, pairs, lambda key, text: parse_override(Config, key, text, mapping))
+
+
+def apply_overrides(
+    mapping: dict[str, Any],
+    overrides: Iterable[tuple[str, Any]],
+    parse: Callable[[str, Any], Any] = lambda key, value: value,
+) -> None:
+    """Applies (dotted key, value) to a config file's content, in their order.
+
+    The model's name comes first, because it decides which other keys the model section has.
+    `parse` converts a value just before it is applied.
+    """
+    rest, names = [], []
+    for key, value in overrides:
+        found = parse(key, value) if key == "model" else None
+        if isinstance(found, Mapping) and "name" in found:
+            names.append(("model.name", found["name"]))
+        (names if key == "model.name" else rest).append((key, value))
+    for key, value in [*names, *rest]:
+        override_key(mapping, key, parse(key, value))
+
+
+def override_key(
+    mapping: dict[str, Any],
+    key: str,
+    value: Any,
+    root: type[Section] = Config,
+    together: Container[str] = (),
+) -> None:
     """Sets a dotted key of a config file's content.
 
-    A new `model.name` removes the sizes of the file, and the options that the new model's family
-    does not have, so override it before other keys of the model.
+    A mapping for a section is merged into it: the section's other keys stay. A new `model.name`
+    removes the sizes of the file, and the options that the new model's family does not have, so
+    override it before other keys of the model. `together` has the names of the keys of the same
+    section that are set by the same override.
     """
+    if isinstance(value, Section):
+        value = value.to_mapping()
+    if isinstance(value, Mapping) and section_of(root, key, mapping):
+        reduce(_subsection, key.split("."), mapping)
+        for name in sorted(value, key=lambda name: name != "name"):
+            override_key(mapping, f"{key}.{name}", value[name], root, value)
+        return
     model = mapping.get("model")
     if key == "model.name" and isinstance(model, dict) and value != model.get("name"):
         from vit_jax.models.options import SIZES
@@ -91,7 +133,7 @@ def override_key(mapping: dict[str, Any], key: str, value: Any) -> None:
         mapping["model"] = {
             name: old for name, old in model.items() if name in fields and name not in sizes
         }
-    set_key(mapping, key, value)
+    set_key(mapping, key, value, together)
 
 
 def read_mapping(spec: str) -> dict[str, Any]:
@@ -116,18 +158,27 @@ def _leave_out_programs(mapping: dict[str, Any], path: str, given: Container[str
             )
 
 
-def set_key(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in nested dicts. Setting a duration removes its other units."""
+def set_key(mapping: dict[str, Any], key: str, value: Any, together: Container[str] = ()) -> None:
+    """Sets a dotted key in nested dicts.
+
+    Setting a duration removes its other units, except those that are set `together` with it.
+    """
     *parents, leaf = key.split(".")
     for parent in parents:
-        if not isinstance(mapping.get(parent), dict):
-            mapping[parent] = {}
-        mapping = mapping[parent]
+        mapping = _subsection(mapping, parent)
     prefix, _, unit = leaf.rpartition("_")
     if value is not None and unit in DURATION_UNITS:
         for other in DURATION_UNITS:
-            mapping.pop(f"{prefix}_{other}", None)
+            if f"{prefix}_{other}" not in together:
+                mapping.pop(f"{prefix}_{other}", None)
     mapping[leaf] = value
+
+
+def _subsection(mapping: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns the dict below a key; makes it where there is none."""
+    if not isinstance(mapping.get(name), dict):
+        mapping[name] = {}
+    return mapping[name]
 
 
 def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, Any]]:

@@ -105,8 +105,9 @@ class Config(_TaskSections):
     accumulation_steps: int | Literal["auto"] = option(AUTO, auto_is_any=True)
     """Microbatches per step. Their mean gradient equals the gradient of the whole batch. auto: on a
     CPU, as many as make a layer fit its cache; elsewhere 1, or the fewest that fit the memory. 1
-    with dropout or stochastic depth, because microbatches draw other random numbers, and for task
-    image_text, which computes the embeddings of microbatches twice (arXiv:2101.06983).
+    with dropout or stochastic depth, because microbatches draw other random numbers, and for losses
+    that compare a whole batch (task image_text, dino.centring=sinkhorn), for which microbatches are
+    computed twice (arXiv:2101.06983).
     """
     compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
     """XLA options for the compiled step, e.g. {"xla_cpu_use_onednn": True}."""

@@ -104,7 +104,17 @@ def _uniform(limits: tuple[float, float], rng: np.random.Generator) -> float:
     return limits[0] + (limits[1] - limits[0]) * rng.random()
 
 
-def random_box(size: tuple[int, int], fraction: float, rng: np.random.Generator) -> Box:
+def random_square(size: tuple[int, int], rng: np.random.Generator) -> Box:
+    """Draws the position of a square as large as the short side of the image.
+
+    Resizing this box equals resizing the short side and then cropping a square at random, to within
+    half a pixel. Source: arXiv:2103.00020, section 2.5.
+    """
+    width, height = size
+    return _random_position(width, height, min(size), min(size), rng)
+
+
+def random_part(size: tuple[int, int], fraction: float, rng: np.random.Generator) -> Box:
     """Draws a random box with `fraction` of the image's width and height.
 
     Resizing this box equals resizing the image to a square and then cropping a smaller square at

@@ -54,9 +54,9 @@ class ExampleOrder:
 def permute(places: UInt64[np.ndarray, "N"], size: int, seed: int, epoch: int) -> np.ndarray:
     """Returns where a permutation of 0, ..., size - 1 puts these places, as u64[N].
 
-    It is a Feistel network of eight rounds on the smallest square that is at least `size`. A result
-    outside the range is permuted again until it is inside (cycle walking). Only hashes and integer
-    arithmetic are used, so no version of a library changes the result.
+    It is a Feistel network of eight rounds. It permutes the numbers below the smallest square that
+    is at least `size`. A result outside the range is permuted again until it is inside (cycle
+    walking). Only hashes and integer arithmetic are used, so no library's version changes it.
 
     Source: Black and Rogaway, CT-RSA 2002, doi:10.1007/3-540-45760-7_9.
     """

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vit_jax.config.data import AugmentConfig
-from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, eval_box, random_box
+from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, eval_box, random_part, random_square
 from vit_jax.data.decode import EncodedImage
 from vit_jax.data.randaugment import randaugment
 from vit_jax.data.randaugment_timm import randaugment_timm
@@ -72,8 +72,10 @@ def _train_box(size: tuple[int, int], augment: AugmentConfig, rng: np.random.Gen
     if augment.crop == "inception":
         draw = INCEPTION_BOX[augment.crop_flavour]
         return draw(size, augment.min_area, augment.max_area, rng)
-    if augment.crop == "random":
-        return random_box(size, augment.random_fraction, rng)
+    if augment.crop == "random_square":
+        return random_square(size, rng)
+    if augment.crop == "squash_random":
+        return random_part(size, augment.random_fraction, rng)
     if augment.crop == "central":
         return central_box(size, augment.central_fraction)
     return 0, 0, *size

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.data.class_names import with_spare_names
+from vit_jax.errors import FileError
 from vit_jax.storage.files import write_atomically
 
 log = logging.getLogger(__name__)
@@ -105,3 +106,29 @@ class ByClass:
             [name, *row] for name, row in zip(self.names, matrix.tolist(), strict=True)
         )
         write_atomically(path, text.getvalue())
+
+
+def confusion_file(folder: Path, split: str) -> Path:
+    """Returns the file of a split in a report folder."""
+    return folder / f"confusion-{split}.csv"
+
+
+def read_confusion(path: Path) -> tuple[list[str], list[str], Int[np.ndarray, "C P"]]:
+    """Returns the names of true and of predicted classes, and the counts, that `ByClass` wrote.
+
+    Raises:
+        FileError: the file is damaged.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            (_, *predicted), *rows = csv.reader(file)
+        counts = np.array([[int(n) for n in row[1:]] for row in rows])
+        if counts.shape != (len(rows), len(predicted)) or (counts < 0).any():
+            raise ValueError("rows of different lengths, or negative counts")
+    except (ValueError, csv.Error) as error:
+        raise FileError(
+            f"{path}: {error}",
+            "a table of counts, as `train` and `eval` write it",
+            "run `eval` on the run folder to write it again",
+        ) from None
+    return [row[0] for row in rows], predicted, counts

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import first_few
-from vit_jax.evaluation.by_class import ByClass
+from vit_jax.evaluation.by_class import ByClass, confusion_file
 from vit_jax.evaluation.correct import CorrectExamples, correct_file
 from vit_jax.evaluation.loop import Totals
 
@@ -146,4 +146,4 @@ class PredictionTotals(Totals):
         """Writes which examples were right, and the confusion matrix if there is one."""
         self._correct.write(correct_file(folder, name))
         if self._by_class is not None:
-            self._by_class.write(folder / f"confusion-{name}.csv")
+            self._by_class.write(confusion_file(folder, name))

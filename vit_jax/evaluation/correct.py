@@ -7,8 +7,10 @@ import base64
 import binascii
 import dataclasses
 import hashlib
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,8 @@ class Correctness:
     correct: np.ndarray  # bool[N]; False for examples that do not count
     counted: np.ndarray  # bool[N]; False for examples that were skipped
     labels: str  # hash of the true labels
+    # i32[N]; the true labels, 0 for examples that do not count; None: the file has none.
+    classes: np.ndarray | None = None
 
     @property
     def accuracy(self) -> float:
@@ -52,26 +56,30 @@ class CorrectExamples:
     def __init__(self) -> None:
         self._correct: list[np.ndarray] = []
         self._counted: list[np.ndarray] = []
-        self._labels = hashlib.sha256()
+        self._classes: list[np.ndarray] = []
 
     def add(self, outputs: Mapping[str, np.ndarray]) -> None:
         """Adds a batch, whose rows are in the order of the split."""
         counted = outputs["mask"].astype(bool)
         self._correct.append(outputs["correct"] & counted)
         self._counted.append(counted)
-        self._labels.update(outputs["label"][counted].astype("<i8").tobytes())
+        self._classes.append(np.where(counted, outputs["label"], 0))
 
     def write(self, path: Path) -> None:
         """Writes the file, unless no example counts."""
         if not any(counted.any() for counted in self._counted):
             return
         counted, correct = np.concatenate(self._counted), np.concatenate(self._correct)
+        classes = np.concatenate(self._classes)
         size = int(counted.nonzero()[0][-1]) + 1  # The last batch is padded.
         content = {
             "examples": size,
-            "labels": self._labels.hexdigest(),
+            "labels": hashlib.sha256(classes[counted].astype("<i8").tobytes()).hexdigest(),
             "skipped": (~counted[:size]).nonzero()[0].tolist(),
             "correct": base64.b64encode(np.packbits(correct[:size]).tobytes()).decode(),
+            "classes": base64.b64encode(
+                zlib.compress(classes[:size].astype("<i4").tobytes())
+            ).decode(),
         }
         write_json(path, content)
 
@@ -83,7 +91,8 @@ def read_correct(path: Path) -> Correctness:
         if any(type(content.get(key)) is not kind for key, kind in _KEYS.items()):
             raise ValueError(f"keys other than {', '.join(_KEYS)}, or values of other types")
         size, skipped = content["examples"], content["skipped"]
-        correct, counted = _decode(content["correct"], size), np.ones(size, bool)
+        correct, counted = _read_bits(content["correct"], size), np.ones(size, bool)
+        classes = _read_classes(content["classes"], size) if "classes" in content else None
         if not all(type(i) is int and 0 <= i < size for i in skipped):
             raise ValueError(f"skipped examples that are not 0 to {size - 1}")
         counted[skipped] = False
@@ -95,15 +104,33 @@ def read_correct(path: Path) -> Correctness:
             "one bit for each example, as `train` and `eval` write it",
             "run `eval` on the run folder to write it again",
         ) from None
-    return Correctness(correct, counted, content["labels"])
+    return Correctness(correct, counted, content["labels"], classes)
 
 
-def _decode(text: str, size: int) -> np.ndarray:
-    """Returns bool[size]; raises ValueError if the text does not hold `size` bits."""
+def _read_classes(text: Any, size: int) -> np.ndarray:
+    """Returns i32[size]; raises ValueError if the text does not hold `size` labels."""
+    if not isinstance(text, str):
+        raise ValueError("classes that are no text")
+    inflate = zlib.decompressobj()
     try:
-        packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+        content = inflate.decompress(_decode(text), 4 * size + 1)
+    except zlib.error as error:
+        raise ValueError(f"classes that cannot be read ({error})") from None
+    if len(content) != 4 * size:
+        raise ValueError(f"classes of other than {size} examples")
+    return np.frombuffer(content, "<i4")
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"not base64 ({error})") from None
+
+
+def _read_bits(text: str, size: int) -> np.ndarray:
+    """Returns bool[size]; raises ValueError if the text does not hold `size` bits."""
+    packed = np.frombuffer(_decode(text), np.uint8)
     if len(packed) != -(-size // 8):
         raise ValueError(f"{8 * len(packed)} bits for {size} examples")
     return np.unpackbits(packed, count=size).astype(bool)

@@ -20,7 +20,7 @@ from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
-from vit_jax.parallel.mesh import to_devices
+from vit_jax.parallel.mesh import platform_of, to_devices
 from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
@@ -52,7 +52,7 @@ def build_feature_extractor(
     """Builds a model without its last linear layer and, for "pooled", without its tanh layer."""
     if kind == "pooled":
         options = options.replace(representation_size=None)
-    platform = mesh.devices.flat[0].platform
+    platform = platform_of(mesh)
     model = nnx.eval_shape(
         lambda: build_model(
             options, num_classes=0, image_size=image_size, key=jax.random.key(0), platform=platform

@@ -53,11 +53,85 @@ def in_random_order(values: Float[np.ndarray, " M"], name: str) -> Float[np.ndar
     return values[order]
 
 
+def shared_order(
+    values: Float[np.ndarray, " D"],
+    weights: Float[np.ndarray, " N"],
+    images: str,
+    noise: Float[np.ndarray, " D"],
+) -> Float[np.ndarray, " D"]:
+    """Returns rising values in the order of sums over images with random signs, plus noise.
+
+    The same name `images` of a set gives the same signs, so that differences of two results are
+    paired: two sums are correlated as the weights are over the images.
+    """
+    bits, size = generator(0, f"signs: {images}", 0).bit_generator, len(weights)
+    sums = np.empty(len(values))
+    for draw in range(len(values)):
+        raw = bits.random_raw(-(-size // 64)).astype("<u8").view(np.uint8)
+        signs = np.unpackbits(raw, count=size)
+        sums[draw] = 2 * (signs @ weights) - weights.sum()
+    found = np.empty(len(values))
+    found[np.argsort(sums + noise, kind="stable")] = values
+    return found
+
+
 def _words(name: str, count: int) -> Iterator[UInt32[np.ndarray, " N"]]:
     """Yields the random 32-bit words of a stream, at least `count` at a time."""
     bits = generator(0, name, 0).bit_generator
     while True:
         yield bits.random_raw((count + 1) // 2).astype("<u8").view("<u4")
+
+
+# Numbers of images of classes near which `mean_share_quantiles` takes a fine grid.
+_EDGES = 50
+
+LEVELS = (np.arange(DRAWS) + 0.5) / DRAWS
+"""Levels of DRAWS equally likely quantiles."""
+
+
+def mean_share_quantiles(
+    right: Float[np.ndarray, " K"], totals: Int[np.ndarray, " K"]
+) -> Float[np.ndarray, " D"]:
+    """Returns quantiles of the mean of K shares, at LEVELS: its confidence distribution.
+
+    Their middle 95 % is the score interval of the mean: it holds the values m for which
+    |found - m| is at most 1.96 sqrt(sum_k p_k (1 - p_k) / n_k) / K, where the p_k are the most
+    likely shares whose mean is m. With a single share this is Wilson's interval. Unlike intervals
+    from the found shares, it is right for shares of 0 and 1 and for small n_k. The variance has the
+    factor N / (N - K + 1), with N examples in all, because K - 1 shares are free to fit them.
+
+    Args:
+        right: number of right examples of each class, at most the total; a mean over several runs
+            need not be whole.
+        totals: number of examples of each class, at least 1.
+
+    Source: Yan and Su, Statistics in Biopharmaceutical Research 2, 2010,
+    doi:10.1198/sbr.2009.0049.
+    """
+    from scipy import stats
+
+    found, examples, classes = (right / totals).mean(), totals.sum(), len(totals)
+    (right, totals), times = np.unique([right, totals], axis=1, return_counts=True)
+    # The Lagrange multiplier c decides the mean: the p_k solve c p^2 - (n_k + c) p + right_k = 0.
+    # A share of 1 changes from c = n_k on, and one of 0 from c = -n_k on.
+    steps = np.geomspace(1e-4, 1e4, 500) * np.sqrt(totals.max())
+    edges = np.unique(totals[(right == 0) | (right == totals)])
+    edges = edges[:: len(edges) // _EDGES + 1, None] + np.geomspace(1e-3, 1e2, 100)
+    multiplier = np.concatenate([steps, edges.ravel()])
+    multiplier = np.concatenate([-multiplier, multiplier])[:, None]
+    linear = totals + multiplier
+    root = np.sqrt(np.maximum(linear**2 - 4 * multiplier * right, 0))
+    larger = (linear - root) / (2 * multiplier)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        smaller = 2 * right / (linear + root)
+    shares = np.clip(np.where(linear > 0, smaller, larger), 0, 1)
+    means = shares @ times / classes
+    variances = (shares * (1 - shares) / totals) @ times / classes**2
+    deviations = np.sqrt(variances * examples / (examples - classes + 1))
+    known = deviations > 0
+    scores = np.append((means[known] - found) / deviations[known], 0)
+    order = np.argsort(scores)
+    return np.interp(stats.norm.ppf(LEVELS), scores[order], np.append(means[known], found)[order])
 
 
 def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:

@@ -63,6 +63,10 @@ class ModelConfig(Section):
         """Returns the options without kernels that only run on some platforms."""
         return self
 
+    def with_xla_attention(self: C) -> C:
+        """Returns the options with XLA's attention, where the choice is left to us."""
+        return self
+
 
 def sized_name(name: str, sizes: Mapping[str, Any]) -> str:
     """Returns a model's name with the sizes that differ from it; None: it does not differ.

@@ -6,10 +6,12 @@ So no [B, H, N, N] array reaches device memory, and the softmax is in float32. Q
 values come in one array, as they leave their projection, and their gradients leave in one.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -60,7 +62,7 @@ def fits(tokens: int, num_heads: int, head_dim: int, itemsize: int, *, has_bias:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Split:
+class Split:
     """How the work of a call is split over the grid, and its sizes.
 
     Attributes:
@@ -116,6 +118,41 @@ class _Split:
         return [slice(start, min(start + size, self.tokens)) for start in starts]
 
 
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The program that a device runs for a call of the kernel: its split, and the arrays' type."""
+
+    split: Split
+    dtype: str
+
+    @property
+    def small_batch(self) -> int:
+        """Images of two steps of the grid; of one, if two would be computed in one step."""
+        split, itemsize = self.split, jnp.dtype(self.dtype).itemsize
+        sizes = split.tokens, split.valid_tokens, split.heads, split.head_dim, itemsize
+        biases = {"has_qkv_bias": split.has_qkv_bias, "has_bias": split.has_bias}
+        two = 2 * split.images
+        return two if _split(two, *sizes, **biases) == split else split.images
+
+
+# The calls that are traced inside `noted_calls`; None: outside of it.
+_noted: contextvars.ContextVar[set[Call] | None] = contextvars.ContextVar("calls", default=None)
+
+
+@contextlib.contextmanager
+def noted_calls() -> Iterator[set[Call]]:
+    """Yields a set to which each call of the kernel that is traced in the block is added.
+
+    With several devices, this also adds the call that one device would make for all of them.
+    """
+    calls: set[Call] = set()
+    token = _noted.set(calls)
+    try:
+        yield calls
+    finally:
+        _noted.reset(token)
+
+
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
@@ -130,7 +167,7 @@ def _split(
     *,
     has_qkv_bias: bool = False,
     has_bias: bool,
-) -> _Split | None:
+) -> Split | None:
     """Returns the split with the most images in a step; None: nothing fits into VMEM."""
     filling = math.lcm(head_dim, _LANES) // head_dim
     at_once = filling if heads % filling == 0 else heads
@@ -147,12 +184,12 @@ def _split(
         return None
     most = _BLOCK_BYTES // size(heads) if packed else 1
     images = next(n for n in range(max(most, 1), 0, -1) if batch % n == 0)
-    return _Split(
+    return Split(
         tokens, valid_tokens, heads, head_dim, images, at_once, packed, has_qkv_bias, has_bias
     )
 
 
-def _forward_kernel(split: _Split, *refs: Any) -> None:
+def _forward_kernel(split: Split, *refs: Any) -> None:
     """Writes the attended values: qkv [, its bias], or q, k, v [, bias] -> out."""
     *inputs, out = refs
     bias = inputs.pop() if split.has_bias else None
@@ -171,7 +208,7 @@ def _forward_kernel(split: _Split, *refs: Any) -> None:
     _for_each_head(split, inputs, attend, write)
 
 
-def _backward_kernel(split: _Split, *refs: Any) -> None:
+def _backward_kernel(split: Split, *refs: Any) -> None:
     """Writes the gradients of its inputs: those of `_forward_kernel`, d_out -> gradients."""
     arrays = 3 if not split.packed else 2 if split.has_qkv_bias else 1
     inputs, rest = refs[:arrays], list(refs[arrays:])
@@ -207,7 +244,7 @@ def _backward_kernel(split: _Split, *refs: Any) -> None:
 
 
 def _for_each_head(
-    split: _Split,
+    split: Split,
     inputs: Any,
     compute: Callable[..., list[jax.Array]],
     write: Callable[[int, Any, Any, jax.Array], None],
@@ -263,7 +300,7 @@ def _for_each_head(
 
 
 def _exponentials(
-    split: _Split, q: jax.Array, k: jax.Array, bias: Any, at: tuple[Any, ...]
+    split: Split, q: jax.Array, k: jax.Array, bias: Any, at: tuple[Any, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """Returns exp(logits - the largest of the row), f32[R, N], and 1 / the sum of each row."""
     logits = _dot(q, k, (1, 1)) * split.head_dim**-0.5
@@ -306,6 +343,8 @@ def _call(
         has_bias=bias is not None,
     )
     assert split is not None, "choose_attention checks that the kernel fits"
+    if (noted := _noted.get()) is not None:
+        noted.add(Call(split, qkv.dtype.name))
     if not split.packed and qkv_bias is not None:
         qkv = qkv + qkv_bias[None, None]
     flat = qkv.reshape(B, N, 3 * split.width)
@@ -355,7 +394,7 @@ def _call(
 
 def _run(
     kernel: Callable[..., None],
-    split: _Split,
+    split: Split,
     grid: tuple[int, ...],
     inputs: list[tuple[jax.Array, pl.BlockSpec]],
     outputs: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],

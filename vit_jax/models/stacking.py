@@ -45,6 +45,8 @@ class Stack:
     width: int  # D, features of a token.
     tokens: int  # N.
     layer_values: int  # Values of one image that a layer keeps for its backward pass.
+    # Logits of one image that a layer's attention writes to memory; 0: none, or it is not known.
+    logits: int = 0
 
 
 # None: outside a training step whose loop was chosen.

@@ -76,6 +76,9 @@ class TwoTowersConfig(ModelConfig):
     def on_any_platform(self) -> "TwoTowersConfig":
         return self.replace(image=self.image.on_any_platform())
 
+    def with_xla_attention(self) -> "TwoTowersConfig":
+        return self.replace(image=self.image.with_xla_attention())
+
 
 def _tower(given: Any, defaults: Mapping[str, Any], shared: Mapping[str, Any], key: str) -> Any:
     """Returns the section of a tower: the defaults of the pair, with what is given."""

@@ -507,8 +507,9 @@ def _stack(options: ViTConfig, image_size: tuple[int, int]) -> Stack:
     # Both norms and residuals, q, k, v, the output of each branch; the hidden features before and
     # after GELU; the attention weights.
     features = 9 * shape.width + 2 * mlp_hidden(shape, options)
-    values = tokens * (features + shape.num_heads * tokens)
-    return Stack(shape.depth, shape.width, tokens, values)
+    logits = shape.num_heads * tokens**2
+    written = logits if options.attention_implementation in ("xla", "einsum") else 0
+    return Stack(shape.depth, shape.width, tokens, tokens * features + logits, written)
 
 
 VIT = Family(

@@ -105,6 +105,10 @@ class ViTConfig(ModelConfig):
     def on_any_platform(self) -> "ViTConfig":
         return self.replace(attention_implementation="auto")
 
+    def with_xla_attention(self) -> "ViTConfig":
+        is_auto = self.attention_implementation == "auto"
+        return self.replace(attention_implementation="xla") if is_auto else self
+
 
 @dataclasses.dataclass(frozen=True)
 class ViTShape(PatchShape):

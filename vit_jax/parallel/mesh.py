@@ -82,6 +82,11 @@ def _shown(sizes: Sequence[int]) -> str:
     return ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
 
 
+def platform_of(mesh: Mesh) -> str:
+    """Returns the platform of the devices: "cpu", "gpu" or "tpu"."""
+    return mesh.devices.flat[0].platform
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of arrays with a leading batch axis."""
     return NamedSharding(mesh, BATCH_SPEC)

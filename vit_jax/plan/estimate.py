@@ -11,7 +11,7 @@ import jax
 from vit_jax.config.run import Config
 from vit_jax.data.dataset_sizes import DATASET_SIZES, known_size
 from vit_jax.data.sources import class_count, open_training_data
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, UserError
 from vit_jax.models.flops import count_macs
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import bytes_on_device
@@ -22,6 +22,10 @@ from vit_jax.plan.traffic import Collectives, count_bytes, find_collectives
 from vit_jax.train.chips import Chip, Roofline, Work
 from vit_jax.train.program import Program, build_program
 from vit_jax.train.step_choice import StepChoice
+
+
+class CompilerError(UserError):
+    """A compiler does not support a step, or has a defect."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +150,12 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
     except jax.errors.JaxRuntimeError as error:
         wanted = _requested_memory(str(error))
         if wanted is None:
-            raise
+            raise CompilerError(
+                f"the compiler for {chip.name} fails on this step: {str(error).splitlines()[0]}",
+                "a step that it supports",
+                "try --config.model.dtype=bfloat16, a larger model, or another --topology or"
+                " --config.mesh.fsdp",
+            ) from error
         memory = Memory(state, wanted, 0)
     seconds = time.perf_counter() - begin
     collectives: list[Collectives] = []

@@ -7,7 +7,7 @@ computation runs.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _BITS = {
     "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
@@ -206,10 +206,11 @@ def _count_runs(
 
     def visit(name: str, times: int) -> None:
         runs[name] = runs.get(name, 0) + times
-        for instruction in computations.get(name, {}).values():
+        computation = computations.get(name, {})
+        for instruction in computation.values():
             iterations = 1
             if instruction.opcode == "while":
-                iterations = loop_iterations(instruction, computations)
+                iterations = loop_iterations(instruction, computation, computations)
                 if iterations is None:
                     unknown.append(instruction.name)
                     iterations = 1
@@ -220,22 +221,82 @@ def _count_runs(
     return runs, unknown
 
 
-def loop_iterations(instruction: Instruction, computations: dict[str, Computation]) -> int | None:
-    """Returns the number of iterations of a while loop; None: unknown.
+def loop_iterations(
+    loop: Instruction, computation: Computation, computations: dict[str, Computation]
+) -> int | None:
+    """Returns the number of iterations of a while loop of a computation; None: unknown.
 
-    If XLA does not state it, it is the bound of the loop counter: the loops of JAX's scans count
-    from 0 to a constant.
+    If XLA does not state it, it follows from the loop's counter, which rises from its first value
+    to a constant. The loops of JAX's scans count from 0 by 1, loops that XLA has unrolled by 2, and
+    those whose first iteration it has taken out from 1.
     """
-    known = _TRIPS.search(instruction.text)
+    known = _TRIPS.search(loop.text)
     if known:
         return int(known[1])
-    condition = computations.get(dict(instruction.called).get("condition", ""), {})
+    called = dict(loop.called)
+    condition, body = (computations.get(called.get(n, ""), {}) for n in ("condition", "body"))
     bounds = [i for i in condition.values() if i.opcode == "constant" and not i.arrays[0].dims]
     compares = [
         i for i in condition.values() if i.opcode == "compare" and "direction=LT" in i.text
     ] + [i for i in condition.values() if i.opcode == "fusion"]
     values = {int(m[1]) for b in bounds if (m := re.match(r"\((\d+)\)", b.text))}
-    return values.pop() if compares and len(values) == 1 else None
+    counters = {_tuple_index(i) for i in condition.values() if i.opcode == "get-tuple-element"}
+    root = next((i for i in body.values() if i.root), None)
+    if not compares or len(values) != 1 or len(counters) != 1 or root is None:
+        return None
+    (bound,), (counter,) = values, counters
+    at_zero = {
+        i.name: 0
+        for i in body.values()
+        if i.opcode == "get-tuple-element" and _tuple_index(i) == counter
+    }
+    step = _integer(root.name, body, computations, at_zero, counter)
+    first = _integer(loop.operands[0], computation, computations, {}, counter)
+    return math.ceil((bound - (first or 0)) / step) if step is not None and step > 0 else None
+
+
+def _tuple_index(instruction: Instruction) -> int:
+    found = re.search(r"index=(\d+)", instruction.text)
+    return int(found[1]) if found else 0
+
+
+def _integer(
+    name: str,
+    computation: Computation,
+    computations: dict[str, Computation],
+    known: Mapping[str, int | None],
+    element: int = 0,
+) -> int | None:
+    """Returns the value of an integer, or of an element of a tuple, if it follows from constants.
+
+    `known` has values of instructions of the computation.
+    """
+    if name in known or name not in computation:
+        return known.get(name)
+    one = computation[name]
+
+    def operand(index: int, element: int = 0) -> int | None:
+        return _integer(one.operands[index], computation, computations, known, element)
+
+    if one.opcode == "constant":
+        found = re.match(r"\((-?\d+)\)", one.text)
+        return int(found[1]) if found else None
+    if one.opcode == "tuple":
+        return operand(element)
+    if one.opcode == "get-tuple-element":
+        return operand(0, _tuple_index(one))
+    if one.opcode in ("copy", "bitcast", "convert", "copy-start", "copy-done"):
+        return operand(0)
+    if one.opcode == "add":
+        values = [operand(i) for i in range(len(one.operands))]
+        return None if None in values else sum(v for v in values if v is not None)
+    if one.opcode == "fusion":
+        inside = computations.get(dict(one.called).get("calls", ""), {})
+        parameters = [i for i in inside.values() if i.opcode == "parameter"]
+        arguments = {i.name: operand(int(i.text[1 : i.text.index(")")])) for i in parameters}
+        root = next((i for i in inside.values() if i.root), None)
+        return root and _integer(root.name, inside, computations, arguments, element)
+    return None
 
 
 def step_part(op_name: str) -> str:

@@ -14,7 +14,7 @@ from vit_jax.models.registry import model_shape
 from vit_jax.models.stacking import Remat
 from vit_jax.parallel.mesh import AXES
 from vit_jax.parallel.sharding import PRESETS, Rules
-from vit_jax.plan.estimate import Plan
+from vit_jax.plan.estimate import CompilerError, Plan
 
 # Remat policies, sorted from the fastest to the one with the least memory.
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
@@ -121,7 +121,7 @@ def search(
         for batch_size, remat in itertools.product(sorted(set(batch_sizes), reverse=True), REMATS):
             try:
                 found = plan(with_setting(config, batch_size, mesh, preset, remat))
-            except ConfigError as error:
+            except (ConfigError, CompilerError) as error:
                 yield Candidate(batch_size, mesh, preset, remat, None, error.got)
                 continue
             yield Candidate(batch_size, mesh, preset, remat, found)

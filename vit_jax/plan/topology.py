@@ -1,18 +1,14 @@
-"""Devices to plan for: abstract TPU slices and GPU nodes, simulated CPUs, this machine's GPUs.
-
-A topology of GPUs is KIND:GPUS or KIND:GPUSxNODES: h100:8x4 is four nodes with eight GPUs each.
-"""
+"""Devices to plan for: abstract TPU slices and GPU nodes, simulated CPUs, this machine's GPUs."""
 
 import dataclasses
 import importlib.util
-import math
 import os
-import re
 from typing import Any
 
 from vit_jax.config.run import Config
-from vit_jax.errors import ConfigError, UserError, nearest
+from vit_jax.errors import ConfigError, UserError
 from vit_jax.plan.gpu_target import GPU_TARGETS, target_config
+from vit_jax.plan.topology_names import Topology
 from vit_jax.train.chips import (
     GPUS,
     MEMORY_VARIABLES,
@@ -28,123 +24,8 @@ from vit_jax.train.chips import (
 _GPU_FLAGS = ("--xla_gpu_autotune_level=0", "--xla_gpu_enable_triton_gemm=false")
 
 
-MOST_GPUS_OF_A_NODE = 8
-_EXAMPLES = {"tpu": "v5e:16x16, 2*v6e:8x8, v4:4x4x4, v5p:4x4x4", "gpu": "h200:8, h100:8x4, l4"}
-
-
 class MissingLibraryError(UserError):
     """A library that planning needs is not installed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Topology:
-    """The devices of `--topology`.
-
-    Attributes:
-        name: the option's value, e.g. "v5e:16x16".
-        platform: "tpu", "cpu" or "gpu".
-        generation: generation of a TPU, e.g. "v5e"; kind of GPU, e.g. "h100"; else the platform,
-            which stands for devices of this machine.
-        shape: shape of a TPU slice; else the number of devices (of a node), or empty for all of
-            this machine.
-        slices: number of TPU slices of this shape, or of GPU nodes, connected by the data center
-            network.
-    """
-
-    name: str
-    platform: str
-    generation: str
-    shape: tuple[int, ...]
-    slices: int = 1
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it consists of devices of this machine."""
-        return self.generation == self.platform
-
-
-def parse_topology(name: str) -> Topology:
-    """Parses the name of a topology.
-
-    >>> parse_topology("v5e:4x4").shape
-    (4, 4)
-    >>> parse_topology("2*v5e:4x4").slices
-    2
-    """
-    count, star, one = name.rpartition("*")
-    match = re.fullmatch(r"([\w-]+)(?::(\d+(?:x\d+)*))?", one)
-    kinds = (*TPUS, *GPUS, "cpu", "gpu")
-    kind = match[1] if match else one.partition(":")[0]
-    if match is None or kind not in kinds:
-        raise ConfigError(
-            f"--topology={name}",
-            f"TPU slices ({_EXAMPLES['tpu']}), GPUs of one or several nodes ({_EXAMPLES['gpu']};"
-            f" {', '.join(GPUS)}), or devices of this machine (cpu:8, gpu, gpu:4)",
-            f"did you mean {nearest(kind.lower(), kinds)!r}?",
-        )
-    shape = tuple(int(side) for side in match[2].split("x")) if match[2] else ()
-    if star and (not count.isdecimal() or int(count) == 0 or kind not in TPUS):
-        raise ConfigError(
-            f"--topology={name}",
-            "a number of TPU slices in front of *, such as 2*v5e:16x16",
-            f"use --topology={_without_star(count, one, kind)}",
-        )
-    if kind in TPUS:
-        _check_slice(one, TPUS[kind], shape)
-        return Topology(name, "tpu", kind, shape, int(count) if star else 1)
-    if kind in GPUS:
-        gpus, nodes = _check_nodes(name, kind, shape)
-        return Topology(name, "gpu", kind, (gpus,), nodes)
-    if len(shape) > 1 or 0 in shape:
-        raise ConfigError(
-            f"--topology={name}", f"{kind} or {kind}:COUNT", "give the number of devices"
-        )
-    return Topology(name, kind, kind, shape)
-
-
-def _without_star(count: str, one: str, kind: str) -> str:
-    if kind in GPUS and count.isdecimal() and int(count) and re.fullmatch(r"[\w-]+:\d+", one):
-        return f"{one}x{count}"
-    here = kind in ("cpu", "gpu")
-    return one + (", and --config.mesh.slices=N to cut it into slices" if here else "")
-
-
-def _check_nodes(name: str, kind: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns (GPUs of a node, nodes)."""
-    gpus, nodes = (*shape, *(1, 1)[len(shape) :])[:2]
-    if len(shape) > 2 or 0 in shape:
-        raise ConfigError(
-            f"--topology={name}",
-            f"{kind}:GPUS or {kind}:GPUSxNODES",
-            f"use e.g. {kind}:8x4 for 4 nodes with 8 GPUs each",
-        )
-    most = MOST_GPUS_OF_A_NODE
-    if gpus > most:
-        fitting = f"{most}x{math.ceil(gpus * nodes / most)}"
-        raise ConfigError(
-            f"--topology={name} with {gpus} GPUs in a node",
-            f"at most {most} GPUs in each node; the number of nodes comes second",
-            f"use e.g. {kind}:{fitting}",
-        )
-    return gpus, nodes
-
-
-def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:
-    example = "16x16" if chip.dimensions == 2 else "4x4x4"
-    generation = name.partition(":")[0]
-    if len(shape) != chip.dimensions or 0 in shape:
-        raise ConfigError(
-            f"--topology={name}",
-            f"{chip.dimensions} sides, because {chip.name} is a {chip.dimensions}-D torus",
-            f"use e.g. {generation}:{example}",
-        )
-    assert chip.pod_chips is not None
-    if math.prod(shape) > chip.pod_chips:
-        raise ConfigError(
-            f"--topology={name} with {math.prod(shape):,} chips",
-            f"at most {chip.pod_chips:,} chips, the size of a {chip.name} pod",
-            f"plan for several slices, e.g. 2*{generation}:{example}, or for another TPU",
-        )
 
 
 def prepare(topology: Topology) -> None:

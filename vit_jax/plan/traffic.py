@@ -189,6 +189,8 @@ _COLLECTIVES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
     "collective-permute", "collective-broadcast",
 )  # fmt: skip
+# The TPU compiler runs parts of a collective beside several fusions; this one starts it.
+_START = "AsyncCollectiveStart"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,30 +221,59 @@ def find_collectives(
 ) -> list[Collectives]:
     """Returns the collectives of a program, sorted by decreasing received bytes.
 
-    The compiler may split a collective into several instructions with the same channel; they count
-    once. Collectives of a single device do not count. Those without groups are of all `devices`.
-    `slices` has the slice or node of each device, in the order of the mesh; None: there is one.
+    The compiler may split a collective into several instructions of the same kind and channel; they
+    count once. If it takes the first iteration out of a loop, the collectives of that iteration
+    keep their channel, and count too. Collectives of a single device do not count. Those without
+    groups are of all `devices`. `slices` has the slice or node of each device, in the order of the
+    mesh; None: there is one.
     """
     slices = [0] * devices if slices is None else slices
-    by_channel: dict[str, Collectives] = {}
+    callers = _callers_of_fusions(program)
+    # (kind, channel) -> (where the control flow runs it, collective), and those that start one.
+    pieces: defaultdict[tuple[str, str], list[tuple[str, Collectives]]] = defaultdict(list)
+    starts: defaultdict[tuple[str, str], list[tuple[str, Collectives]]] = defaultdict(list)
     for name, computation in program.computations.items():
         runs = program.runs.get(name, 0)
+        begins = any(i.custom_call_target == _START for i in computation.values())
         for instruction in computation.values():
             kind = instruction.opcode.removesuffix("-start")
-            channel = re.search(r"channel_id=(\d+)", instruction.text)
-            key = channel[1] if channel else f"{name}/{instruction.name}"
             if runs and kind == "recv" and "_xla_megascale_transfer_type" in instruction.text:
-                found, key = _make_transfer(instruction, runs, len(set(slices))), f"recv {key}"
+                found = _make_transfer(instruction, runs, len(set(slices)))
             elif runs and kind in _COLLECTIVES:
                 if name.startswith("all-reduce-scatter"):  # The TPU compiler's fused form.
                     kind = "reduce-scatter"
                 found = _make_collective(kind, instruction, computation, runs, slices)
             else:
                 continue
-            known = by_channel.get(key)
-            if found.group > 1 and (known is None or found.count > known.count):
-                by_channel[key] = found
-    return sum_collectives(list(by_channel.values()))
+            channel = re.search(r"channel_id=(\d+)", instruction.text)
+            key = kind, channel[1] if channel else f"{name}/{instruction.name}"
+            if found.group > 1:
+                (starts if begins else pieces)[key].append((callers.get(name, name), found))
+    counted: list[Collectives] = []
+    for found in {**pieces, **starts}.values():
+        in_computation: dict[str, Collectives] = {}
+        for name, one in found:
+            known = in_computation.get(name)
+            if known is None or one.count > known.count:
+                in_computation[name] = one
+        counted += in_computation.values()
+    return sum_collectives(counted)
+
+
+def _callers_of_fusions(program: Program) -> dict[str, str]:
+    """Returns fused computation -> the computation outside all fusions that runs it."""
+    callers = {
+        called: name
+        for name, computation in program.computations.items()
+        for instruction in computation.values()
+        if instruction.opcode == "fusion"
+        for _, called in instruction.called
+    }
+
+    def outermost(name: str) -> str:
+        return outermost(callers[name]) if name in callers else name
+
+    return {name: outermost(name) for name in callers}
 
 
 def sum_collectives(collectives: list[Collectives]) -> list[Collectives]:

@@ -1,10 +1,10 @@
 """Pictures of confusion matrices."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 
+from vit_jax.evaluation.by_class import read_confusion
 from vit_jax.storage.files import write_through
 
 # With more classes than this, cells show no counts and axes show no class names.
@@ -31,10 +31,7 @@ def draw_confusion(table: Path) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with table.open(encoding="utf-8", newline="") as file:
-        (_, *predicted), *rows = csv.reader(file)
-    true = [row[0] for row in rows]
-    counts = np.array([[int(n) for n in row[1:]] for row in rows])
+    true, predicted, counts = read_confusion(table)
     examples = counts.sum(axis=1, keepdims=True)
     shares = counts / np.maximum(examples, 1)
 

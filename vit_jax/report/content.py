@@ -20,6 +20,7 @@ from vit_jax.report.plots import draw_plot
 from vit_jax.report.requests import ReportRequest, TableRequest, read_report
 from vit_jax.report.run import STATES, Run
 from vit_jax.report.runs import Runs
+from vit_jax.report.scores import has_metric
 from vit_jax.report.style import Palette
 from vit_jax.report.tables import Table, score_table
 
@@ -120,7 +121,8 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         return made
 
     def make_tables(one: TableRequest) -> list[Table]:
-        scores = score_table(one, reported)
+        # Of candidates, if only they have the metric.
+        scores = score_table(one, reported if has_metric(reported, one.metric) else frame)
         return [scores] if one.against is None else [scores, difference_table(one, scores)]
 
     # Everything is made before anything is written, so a wrong name leaves no files behind.

@@ -16,8 +16,8 @@ _FROZEN_FEATURE_METRICS = {
 }
 # Labels that do not distinguish the rows of a table.
 _NOT_ROWS = ("dataset", "seed", "shots", "stage")
-# If more settings than this differ, rows are named after the runs.
-_MAX_SETTINGS = 3
+# If more settings than this differ, beside the model, rows are named after the runs.
+_MAX_SETTINGS = 1
 # Order of the learning curves by stage; other stages come last.
 _STAGES = {"final": 0, "": 1, "search": 2}
 
@@ -39,7 +39,9 @@ def row_column(frame: pd.DataFrame) -> str:
     settings = [k for k in changed if k != "model.name" and not k.startswith("data.name")]
     if len(settings) > _MAX_SETTINGS:
         return "name"
-    return "+".join(["model"] * ("model.name" in changed or not settings) + settings)
+    rows = "+".join(["model"] * ("model.name" in changed or not settings) + settings)
+    places = pd.DataFrame({"row": text_column(frame, rows), **frame[["dataset", "seed"]]})
+    return "name" if places[frame["seed"].notna()].duplicated().any() else rows
 
 
 def default_tables(frame: pd.DataFrame) -> list[TableRequest]:

@@ -4,10 +4,14 @@ import numpy as np
 
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.evaluation.intervals import interval
+from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report.intervals import is_equal_within, is_told_apart
-from vit_jax.report.labels import format_metric, is_fraction, lower_is_better
+from vit_jax.report.labels import format_metric
 from vit_jax.report.requests import TableRequest
 from vit_jax.report.tables import CHANCE, Cell, Table
+
+# In place of an interval and a verdict.
+_UNKNOWN = "(uncertainty not known)"
 
 
 def difference_table(request: TableRequest, scores: Table) -> Table:
@@ -27,15 +31,21 @@ def difference_table(request: TableRequest, scores: Table) -> Table:
         ours, theirs = found.get((name, row)), found.get((name, against))
         if ours is None or theirs is None:
             return Cell("–")
-        difference = ours["draws"] - theirs["draws"]
-        low, high = interval(difference)
         mean = ours["mean"] - theirs["mean"]
+        if not (ours["source"] and theirs["source"]):
+            return Cell(f"{format_metric(mean, metric, like=theirs['mean'])} {_UNKNOWN}", mean)
+        low, high = interval(ours["draws"] - theirs["draws"])
         parts = [format_metric(value, metric, like=theirs["mean"]) for value in (mean, low, high)]
         verdict = _verdict(ours["draws"], theirs["draws"], request)
         return Cell(f"{parts[0]} [{parts[1]}, {parts[2]}] {verdict}", mean)
 
-    unit = "Percentage points. " if is_fraction(metric) else ""
+    unit = "Percentage points. " if kind_of(metric).is_fraction else ""
     notes = [f"{unit}Mean minus that of {against} [95 % interval]. Not significant: it holds zero."]
+    if (means["source"] == "").any():
+        notes.append(
+            f"{_UNKNOWN[1:2].upper()}{_UNKNOWN[2:-1]}: neither test images nor seeds show by how"
+            " much the means could differ by chance."
+        )
     if request.margin is not None:
         margin = format_metric(request.margin, metric)
         notes.append(f"Equal: two one-sided tests at 5 % show a difference of less than {margin}.")
@@ -57,4 +67,4 @@ def _verdict(ours: np.ndarray, theirs: np.ndarray, request: TableRequest) -> str
     if not is_told_apart(ours, theirs):
         return "not significant"
     higher = bool(np.mean(ours) > np.mean(theirs))
-    return "worse" if higher == lower_is_better(request.metric) else "better"
+    return "worse" if higher == request.smallest_is_best else "better"

@@ -4,15 +4,19 @@ Every interval comes from draws of the mean score of a cell of a table (or point
 
 - Test images are drawn with replacement, the same draws for all runs that were evaluated on the
   same images, so that differences between models are paired. A run without
-  `report/correct-SPLIT.json` gets binomial draws of its own, from its number of images.
+  `report/correct-SPLIT.json` gets draws of its own, from its numbers of right and of all images.
+  Accuracies of classes, and their mean, have these numbers from `report/confusion-SPLIT.csv`; runs
+  with equal images are paired by the order of the draws.
 - Seeds: two or three runs are too few to draw from. The mean of n runs is moved by s / sqrt(n)
   times a draw of Student's t distribution instead. s is the standard deviation over seeds, pooled
   over all cells with the same metric and dataset in the table or plot; t has the degrees of freedom
   of s. Trivial baselines vary less than models and are not pooled with them.
 
-The interval is the middle 95 % of the draws.
+The interval is the middle 95 % of the draws. A mean whose uncertainty has no known source (one run
+of a loss, seeds that all agree) has no interval, and no difference from it is certain.
 """
 
+import dataclasses
 import functools
 import logging
 import re
@@ -24,24 +28,30 @@ import numpy as np
 import pandas as pd
 
 from vit_jax.errors import FileError
+from vit_jax.evaluation.by_class import confusion_file, read_confusion
 from vit_jax.evaluation.correct import Correctness, correct_file, read_correct
 from vit_jax.evaluation.intervals import (
     DRAWS,
+    LEVELS,
     in_random_order,
     interval,
+    mean_share_quantiles,
     resample_means,
-    wilson_interval,
+    shared_order,
 )
-from vit_jax.report.labels import BLOCK_MEANS, bounds, is_fraction, lower_first, title_of
+from vit_jax.evaluation.metric_kinds import kind_of
+from vit_jax.report.labels import BLOCK_MEANS, lower_first, title_of
 from vit_jax.report.run import Run
-from vit_jax.report.scores import METRIC, POOL, VALUE
+from vit_jax.report.scores import METRIC, POOL, VALUE, values_by_seed
 
 log = logging.getLogger(__name__)
 
 # Columns of `draw_means`.
-_DRAWN = ["draws", "images", "paired", "freedom", "pooled"]
+_DRAWN = ["draws", "images", "paired", "freedom", "pooled", "source"]
 # A figure of result.json is a ratio of counts, and may have been rounded to float32.
 _ROUNDING = 1e-6
+# A mean over classes with fewer images than as many as this of a single class gets no interval.
+_FEWEST_IMAGES = 20
 
 
 def with_intervals(
@@ -69,21 +79,12 @@ def with_intervals(
     if over:
         drawn = pd.concat([drawn, draw_means_over(sets, drawn, over)])
     ends = [
-        _ends(draws, images, metric)
-        for draws, images in zip(drawn["draws"], drawn["images"], strict=True)
+        interval(draws) if source else (np.nan, np.nan)
+        for draws, source in zip(drawn["draws"], drawn["source"], strict=True)
     ]
     low, high = np.array(ends).reshape(-1, 2).T
-    low, high = np.clip((low, high), *bounds(metric))  # Student's t does not know them.
+    low, high = np.clip((low, high), *kind_of(metric).bounds)  # Student's t does not know them.
     return means.join(drawn.assign(low=low, high=high))
-
-
-def _ends(draws: np.ndarray, images: int, metric: str) -> tuple[float, float]:
-    """Returns the ends of an interval. If all images are right, or all wrong, they are Wilson's."""
-    if np.ptp(draws):
-        return interval(draws)
-    if images and is_fraction(metric) and draws[0] in (0, 1):
-        return wilson_interval(draws[0], images)
-    return np.nan, np.nan
 
 
 def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -94,24 +95,28 @@ def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
     Returns:
         `keys` as the index, and the columns draws (f64[DRAWS]), images (number of test images; 0:
-        not known), paired (name of the set of test images; "": binomial draws), freedom (degrees of
-        freedom of the deviation over seeds) and pooled (number of cells that it is pooled over).
+        not known), paired (name of the set of test images; "": draws of its own), freedom (degrees
+        of freedom of the deviation over seeds), pooled (number of cells that it is pooled over) and
+        source (of the uncertainty: "images", "seeds", "images and seeds"; "": it is not known).
     """
     cells = _groups(observed, keys)
     pools: dict[Any, dict[str, np.ndarray]] = {}
     for cell in cells.values():
-        pools.setdefault(_pool(cell), {})[_identity(cell)] = cell[VALUE].to_numpy(float)
+        pools.setdefault(_pool(cell), {})[_identity(cell)] = np.array(values_by_seed(cell))
     rows = []
     for cell in cells.values():
         name, pool = _identity(cell), [*pools[_pool(cell)].values()]
         freedom = sum(len(values) - 1 for values in pool)
         draws, images, paired = _draw_images(cell, name)
-        draws = cell[VALUE].mean() + draws
-        if freedom:
+        draws = np.mean(values_by_seed(cell)) + draws
+        vary = any(np.ptp(values) for values in pool)  # Not if all seeds agree.
+        if vary:
             squares = sum(float(np.var(values)) * len(values) for values in pool)
-            deviation = np.sqrt(squares / freedom / len(cell))
-            draws = draws + deviation * _draw("t", f"seeds: {name}", freedom)
-        rows.append((draws, images, paired, freedom, sum(len(values) > 1 for values in pool)))
+            deviation = np.sqrt(squares / freedom / len(values_by_seed(cell)))
+            draws = draws + deviation * _draw_t(freedom, f"seeds: {name}")
+        several = sum(len(values) > 1 for values in pool)
+        source = " and ".join(["images"] * bool(images) + ["seeds"] * vary)
+        rows.append((draws, images, paired, freedom, several, source))
     index = pd.MultiIndex.from_tuples(list(cells), names=keys)
     return pd.DataFrame(rows, index=index, columns=_DRAWN)
 
@@ -126,13 +131,19 @@ def draw_means_over(
     found, rows = drawn.to_dict("index"), []
     for name, *rest in cells:
         members = [found[member, *rest] for member in sets[name]]
-        draws, images, paired, freedom, pooled = zip(
+        draws, images, paired, freedom, pooled, sources = zip(
             *(one.values() for one in members), strict=True
         )
-        mean = np.mean(draws, axis=0)
-        rows.append((mean, sum(images), " ".join(paired), min(freedom), min(pooled)))
+        mean, source = np.mean(draws, axis=0), sources[0] if all(sources) else ""
+        rows.append((mean, sum(images), " ".join(paired), min(freedom), min(pooled), source))
     index = pd.MultiIndex.from_tuples(list(cells), names=drawn.index.names)
     return pd.DataFrame(rows, index=index, columns=_DRAWN)
+
+
+def is_alike(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
+    """Whether two means of `draw_means` do not differ significantly, as far as that is known."""
+    known = first["source"] and second["source"]
+    return bool(known) and not is_told_apart(first["draws"], second["draws"])
 
 
 def is_told_apart(first: np.ndarray, second: np.ndarray) -> bool:
@@ -153,9 +164,9 @@ def describe_means(means: pd.DataFrame) -> str:
     first = "One run each" if single else f"Means of n = {_range(means['n'])} runs"
     images = means["images"][means["images"] > 0]
     sources = [f"{_range(images)} test images"] * bool(len(images))
-    sources += ["seeds"] * bool(means["freedom"].any())
+    sources += ["seeds"] * bool(means["source"].str.contains("seeds").any())
     if not sources:
-        return f"{first}, so no interval" if single else first
+        return f"{first}, so no interval" if single else f"{first}, whose uncertainty is not known"
     known = not len(images) or bool((means["paired"] != "").all())
     unpaired = "" if known else "; images are not paired"
     return f"{first} [95 % interval over {' and '.join(sources)}{unpaired}]"
@@ -204,45 +215,126 @@ def _groups(observed: pd.DataFrame, keys: list[str]) -> dict[tuple[Any, ...], pd
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Tested:
+    """What is known of the test images behind a score: a mean over classes of shares of images."""
+
+    right: np.ndarray  # f64[K], number of right images of each class
+    totals: np.ndarray  # i64[K], number of images of each class
+    examples: Correctness | None = None  # right or wrong by image
+    classes: np.ndarray | None = None  # i64[K], labels; None: a single class of all images
+
+    def of_images(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns right or wrong of each image that counts, and the index of its class."""
+        assert self.examples is not None
+        found, counted = self.examples, self.examples.counted
+        if self.classes is None or found.classes is None:
+            return found.correct[counted].astype(float), np.zeros(counted.sum(), int)
+        counted = counted & np.isin(found.classes, self.classes)
+        index = np.searchsorted(self.classes, found.classes[counted])
+        return found.correct[counted].astype(float), index
+
+
 def _draw_images(cell: pd.DataFrame, name: str) -> tuple[np.ndarray, int, str]:
     """Returns deviations of a cell's mean f64[DRAWS], its number of images and their name."""
-    metrics, mean = cell[METRIC], float(cell[VALUE].mean())
     found = [
-        _correctness(run, metric, value)
-        for run, metric, value in zip(cell.index, metrics, cell[VALUE], strict=True)
+        _tested(run, metric, value)
+        for run, metric, value in zip(cell.index, cell[METRIC], cell[VALUE], strict=True)
     ]
-    test_sets = {one.test_set if one else "" for one in found}
-    kept = [one for one in found if one is not None]
-    if len(kept) == len(found) and len(test_sets) == 1:
-        counted, test_set = kept[0].counted, kept[0].test_set
-        right = np.mean([one.correct[counted] for one in kept], axis=0)
-        return resample_means(right, test_set) - right.mean(), len(right), test_set
-    examples = {_number_of_images(*pair) for pair in zip(cell.index, metrics, strict=True)}
-    images = examples.pop() if len(examples) == 1 else 0
-    if not images:
+    tested = [one for one in found if one is not None]
+    if len(tested) < len(found) or len({one.totals.tobytes() for one in tested}) > 1:
         return np.zeros(DRAWS), 0, ""
-    share = min(max(mean, 0.0), 1.0)
-    draws = _draw("binom", f"images: {name}", images, share)
-    return draws / images - share, images, ""
+    totals, right = tested[0].totals, np.mean([one.right for one in tested], axis=0)
+    if len(totals) ** 2 / (1 / totals).sum() < _FEWEST_IMAGES and len(totals) > 1:
+        return np.zeros(DRAWS), 0, ""
+    quantiles = mean_share_quantiles(right, totals) - (right / totals).mean()
+    test_sets = {one.examples.test_set if one.examples else "" for one in tested}
+    test_set = test_sets.pop() if len(test_sets) == 1 else ""
+    if not test_set:
+        return in_random_order(quantiles, f"images: {name}"), int(totals.sum()), ""
+    values, index = tested[0].of_images()
+    values = np.mean([one.of_images()[0] for one in tested], axis=0)
+    if tested[0].classes is None and np.ptp(values):
+        return resample_means(values, test_set) - values.mean(), len(values), test_set
+    draws = _in_order_of_images(quantiles, values, index, totals, test_set, name)
+    return draws, len(values), test_set
 
 
-def _draw(distribution: str, name: str, *parameters: float) -> np.ndarray:
-    """Returns DRAWS equally likely quantiles of a distribution of SciPy, in random order."""
+def _in_order_of_images(
+    quantiles: np.ndarray,
+    values: np.ndarray,
+    index: np.ndarray,
+    totals: np.ndarray,
+    test_set: str,
+    name: str,
+) -> np.ndarray:
+    """Orders draws by those of the images, so that runs on the same images are paired.
+
+    `values` are f64[N], right or wrong by image, and `index` i64[N] their classes. Each class gets
+    the noise of two more images, which are not paired: a few images of a small class on which two
+    models differ by chance would otherwise be taken for a difference (ours, by simulation:
+    `tests/report/test_class_means.py`).
+    """
     from scipy import stats
 
-    levels = (np.arange(DRAWS) + 0.5) / DRAWS
-    return in_random_order(getattr(stats, distribution).ppf(levels, *parameters), name)
+    shares = np.bincount(index, values) / totals
+    weights = (values - shares[index]) / totals[index] / len(totals)
+    smoothed = (shares * totals + 1) / (totals + 2)
+    deviation = np.sqrt((2 * smoothed * (1 - smoothed) / totals**2).sum()) / len(totals)
+    noise = deviation * in_random_order(stats.norm.ppf(LEVELS), f"noise: {name}")
+    return shared_order(quantiles, weights, test_set, noise)
 
 
-def _correctness(run: Run, metric: str, value: float) -> Correctness | None:
-    """Returns the predictions behind an accuracy; None if the run folder does not have them."""
-    match = re.fullmatch(r"eval/(.+)/accuracy_top1", metric)
-    if not isinstance(run, Run) or not match:
+def _tested(run: Run, metric: str, value: float) -> _Tested | None:
+    """Returns what is known of the test images behind a score; None: not how many they are."""
+    images = kind_of(metric).images
+    if not images or not isinstance(run, Run):
         return None
-    found = _read(correct_file(run.path / "report", match[1]))
-    # An evaluation after the one in result.json may have written the file.
-    same = found is not None and abs(found.accuracy - value) < _ROUNDING
+    found = (_of_all_images if images == "mean" else _of_classes)(run, metric, value)
+    # A later evaluation than the one in result.json may have written the files.
+    same = found is not None and abs((found.right / found.totals).mean() - value) < _ROUNDING
     return found if same else None
+
+
+def _of_all_images(run: Run, metric: str, value: float) -> _Tested | None:
+    # Of an evaluated split "eval/SPLIT", or of frozen features "fewshot/DATASET".
+    examples = int(run.figures.get(f"{'/'.join(metric.split('/')[:2])}/examples", 0))
+    match = re.fullmatch(r"eval/(.+)/accuracy_top1", metric)
+    found = match and _read(correct_file(run.path / "report", match[1]))
+    if found and abs(found.accuracy - value) < _ROUNDING:
+        right, total = found.correct.sum(), found.counted.sum()
+        return _Tested(np.array([float(right)]), np.array([total]), found)
+    share = min(max(value, 0.0), 1.0)
+    return _Tested(np.array([share * examples]), np.array([examples])) if examples else None
+
+
+def _of_classes(run: Run, metric: str, value: float) -> _Tested | None:
+    match = re.fullmatch(r"eval/([^/]+)/accuracy_(?:per_class_mean|class/(.*))", metric, re.DOTALL)
+    table = _read_table(confusion_file(run.path / "report", match[1])) if match else None
+    if match is None or table is None:
+        return None
+    names, _, counts = table
+    totals, right = counts.sum(1), np.diagonal(counts).astype(float)
+    asked = totals > 0
+    if match[2] is not None:
+        asked &= np.array([name == match[2] for name in names])
+    if not asked.any():
+        return None
+    found, classes = _read(correct_file(run.path / "report", match[1])), np.flatnonzero(asked)
+    if found is not None and found.classes is not None:
+        same = np.bincount(found.classes[found.counted], minlength=len(names))
+        hits = np.bincount(found.classes[found.correct], minlength=len(names))
+        found = found if np.array_equal(same, totals) and np.array_equal(hits, right) else None
+    else:
+        found = None
+    return _Tested(right[asked], totals[asked], found, classes)
+
+
+def _draw_t(freedom: int, name: str) -> np.ndarray:
+    """Returns DRAWS quantiles of Student's t distribution, equally likely, in random order."""
+    from scipy import stats
+
+    return in_random_order(stats.t.ppf(LEVELS, freedom), name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -256,9 +348,12 @@ def _read(path: Path) -> Correctness | None:
         return None
 
 
-def _number_of_images(run: Run, metric: str) -> int:
-    """Returns the number of test images of an accuracy; 0 if it is not known."""
-    if not is_fraction(metric) or "/accuracy_class/" in metric:
-        return 0
-    # Of an evaluated split "eval/SPLIT", or of frozen features "fewshot/DATASET".
-    return int(run.figures.get(f"{'/'.join(metric.split('/')[:2])}/examples", 0))
+@functools.lru_cache(maxsize=4096)
+def _read_table(path: Path) -> tuple[list[str], list[str], np.ndarray] | None:
+    if not path.is_file():
+        return None
+    try:
+        return read_confusion(path)
+    except FileError as error:
+        log.warning("intervals without %s: %s", path, error.got)
+        return None

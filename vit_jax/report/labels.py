@@ -6,21 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vit_jax.config.fewshot import UNTRAINED
+from vit_jax.evaluation.metric_kinds import class_of, kind_of
 
 # Between the values of joined columns.
 JOIN = " · "
 _TITLES = {
-    "accuracy_top1": "top-1 accuracy",
-    "accuracy_top5": "top-5 accuracy",
-    "accuracy_per_class_mean": "mean accuracy per class",
-    "roc_auc": "area under the ROC curve",
-    "l2": "L2 penalty",
     "pretrain_examples": "pre-training examples",
-    "pretrain_exaflops": "pre-training compute, exaFLOPs",
     "train_examples": "training examples",
-    "train_exaflops": "training compute, exaFLOPs",
     "examples_seen": "examples seen",
-    "wall_time_s": "wall time, s",
     "model.name": "model",
     "convolution.heads": "heads",
     "data.name": "dataset",
@@ -95,42 +88,27 @@ def natural_key(value: Any) -> tuple[tuple[int, float, str], ...]:
     return tuple((0, float(p), "") if p.isdigit() else (1, 0.0, p) for p in parts if p)
 
 
-def is_fraction(metric: str) -> bool:
-    """Whether a metric is a fraction that is shown in percent."""
-    last = metric.rsplit("/", 1)[-1]
-    return ("accuracy" in last and not last.endswith("_std")) or "/accuracy_class/" in metric
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether smaller values of a metric are better."""
-    last = metric.rsplit("/", 1)[-1]
-    return "loss" in last or last.endswith(("_s", "_mb", "exaflops", "_error"))
-
-
-def bounds(metric: str) -> tuple[float, float]:
-    """Returns the smallest and the largest value that a metric can have.
-
-    >>> bounds("eval/test/accuracy_top1"), bounds("eval/test/relative_error"), bounds("reach")
-    ((0.0, 1.0), (0.0, inf), (-inf, inf))
-    """
-    if is_fraction(metric) or metric.rsplit("/", 1)[-1].startswith("share_of_"):
-        return 0.0, 1.0
-    return 0.0 if lower_is_better(metric) else -math.inf, math.inf
-
-
 def title_of(name: str) -> str:
     """Returns the heading for a metric or column.
 
     >>> title_of("eval/test@p{size}/accuracy_top1"), title_of("knn/{dataset}/accuracy_top1")
     ('Top-1 accuracy, test', 'Nearest-neighbour top-1 accuracy')
+    >>> title_of("eval/test/accuracy_class/blossom")
+    'Accuracy of blossom, test'
     """
     if "+" in name:
         first, *others = [title_of(part) for part in name.split("+")]
         return JOIN.join([first, *map(lower_first, others)])
     if "." in name and "/" not in name and name not in _TITLES:
         return name  # A config key.
+    before, of_class, class_name = class_of(name)
+    if of_class:
+        name = f"{before}/accuracy"
     first, *middle, last = name.split("/") if "/" in name else ("", name)
-    text = FROZEN_FEATURES.get(first, "") + _TITLES.get(last, last.replace("_", " "))
+    kind = kind_of(last)
+    text = _TITLES.get(last) or kind.title or last.replace("_", " ")
+    text = FROZEN_FEATURES.get(first, "") + text + (f" of {class_name}" if of_class else "")
+    text += f", {kind.unit}" if kind.title and kind.unit not in ("", "%") else ""
     details = [part for part in middle if not part.startswith("{")]
     # "test@p{size}" has a value for each size of patches.
     details = [part.partition("@p{")[0].replace("_shot", "-shot") for part in details]
@@ -153,7 +131,7 @@ def format_metric(value: float, metric: str, like: float | None = None) -> str:
 
     It has as many decimals as `like`, e.g. the mean of a standard deviation.
     """
-    if is_fraction(metric):
+    if kind_of(metric).is_fraction:
         return f"{100 * value:.2f}"
     size = abs(value if like is None else like)
     if size >= 10_000:

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import pandas as pd
@@ -86,11 +86,17 @@ def selections_table(frame: pd.DataFrame, scores: Iterable[Table]) -> Table:
     selections = frame.index.map(lambda run: repr(run.job.get("selection") or ""))
     groups = [group for _, group in frame.groupby(selections, sort=False)]
     selected = [group for group in groups if group.index[0].job.get("selection")]
-    return table_of("Selected settings", pd.DataFrame([_selection(g, reported) for g in selected]))
+    rows = [_selection(group, reported, frame.index) for group in selected]
+    return table_of("Selected settings", pd.DataFrame(rows))
 
 
-def _selection(runs: pd.DataFrame, reported: Set[str | None]) -> dict[str, str]:
-    """Returns the row of a selection, given its final runs and the splits that are `reported`."""
+def _selection(
+    runs: pd.DataFrame, reported: Set[str | None], found: Iterable[Run]
+) -> dict[str, str]:
+    """Returns the row of a selection, given its final runs and the splits that are `reported`.
+
+    If one of the runs `found` is a better candidate now, the row says so.
+    """
     selection, labels = runs.index[0].job["selection"], runs.index[0].labels
     metric = str(selection.get("metric", ""))
     split = split_of(metric) or ""
@@ -99,17 +105,45 @@ def _selection(runs: pd.DataFrame, reported: Set[str | None]) -> dict[str, str]:
     folders = [name.rpartition("/")[0] for name in scores]
     folder = os.path.commonpath(folders) if folders and all(folders) else ""
     start = len(folder) + 1 if folder else 0
+    chosen = str(selection.get("chosen", ""))
+    better = _better_candidate(selection, f"{folder}/", found)
+    if better:
+        log.warning(
+            "the selection of %s is older than its candidates: %s; run the sweep again",
+            folder.partition("/")[2],
+            better,
+        )
     shared = {n for n in labels if all(run.labels.get(n) == labels[n] for run in runs.index)}
     described = ", ".join(format_value(labels[n]) for n in labels if n in shared - {"seed"})
     return {
         "final runs": described or folder.partition("/")[2],
         "selection split": split + (" (also reported!)" if split in reported else ""),
         "metric": metric,
-        "selected": str(selection.get("chosen", ""))[start:],
+        "selected": chosen[start:] + (f" (older than its candidates: {better})" if better else ""),
         "score": format_value(selection.get("score")),
         "candidates": ", ".join(f"{name[start:]} {score}" for name, score in scores.items()),
         "seeds": ", ".join(map(format_value, sorted(runs["seed"], key=natural_key))),
     }
+
+
+def _better_candidate(selection: Mapping[str, Any], folder: str, found: Iterable[Run]) -> str:
+    """Returns the best candidate below `folder` and its score; "": it is the selected one."""
+    metric = str(selection.get("metric", ""))
+    scores = {
+        str(run.job["name"]): run.figures[metric]
+        for run in found
+        if run.finished
+        and run.stage == "search"
+        and str(run.job.get("name", "")).startswith(folder)
+        and metric in run.figures
+    }
+    if not scores or selection.get("mode") not in ("max", "min"):
+        return ""
+    best = (max if selection["mode"] == "max" else min)(scores, key=lambda name: scores[name])
+    chosen = str(selection.get("chosen", ""))
+    if best == chosen or scores[best] == scores.get(chosen):
+        return ""
+    return f"{best.removeprefix(folder)} has {format_value(scores[best])}"
 
 
 def confusion_tables(runs: Sequence[Run]) -> list[Table]:

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
+from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report import vtab
 from vit_jax.report.chart import Drawing, Panel, Trace
 from vit_jax.report.frame import column, in_natural_order
@@ -13,7 +14,6 @@ from vit_jax.report.intervals import describe_means, describe_seeds, with_interv
 from vit_jax.report.labels import (
     flops_unit,
     format_value,
-    is_fraction,
     is_number,
     natural_key,
     title_of,
@@ -173,14 +173,14 @@ def _chance(points: pd.DataFrame) -> float | None:
 
 
 def _score_title(request: PlotRequest) -> str:
-    return title_of(request.y) + (", %" if is_fraction(request.y) else "")
+    return title_of(request.y) + (", %" if kind_of(request.y).is_fraction else "")
 
 
 def _panels(
     request: PlotRequest, points: pd.DataFrame, palette: Palette, x_title: str
 ) -> list[Panel]:
     """Returns for each series its means, and the runs behind them."""
-    scale = 100 if is_fraction(request.y) else 1
+    scale = 100 if kind_of(request.y).is_fraction else 1
     numeric, panels = all(map(is_number, points["x"])), []
     rows = [] if numeric else _members(points)
     for name, of_panel in points.groupby("panel", sort=False):
@@ -193,7 +193,7 @@ def _panels(
             if not numeric:
                 xs = at
             means, low, high = (scale * line[name] for name in ("mean", "low", "high"))
-            counts = [len(values) for values in line["values"]]
+            counts = [*line["n"]]
             own = [
                 runs[0] if len(runs) == 1 and isinstance(runs[0], Run) else None
                 for runs in line["runs"]

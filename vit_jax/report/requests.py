@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.errors import ConfigError
+from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report.labels import lower_first, title_of
 from vit_jax.schema import Section, option
 
@@ -30,6 +31,9 @@ class TableRequest(_Request):
     """Column; each value gets a column."""
     against: str | None = option(None)
     """Value of `rows`, such as a baseline. A second table has the differences from it."""
+    lower: bool | None = option(None)
+    """Whether smaller values of the metric are better. None: as the table of metrics says
+    (`evaluation/metric_kinds.py`); of a metric of your own, larger values are."""
     margin: float | None = option(None, above=0)
     """Differences that do not matter, in the unit of the metric (0.005 is half a point of
     accuracy): the table of differences says which are shown to be smaller."""
@@ -40,6 +44,10 @@ class TableRequest(_Request):
     def heading(self) -> str:
         """The title, or one made from the metric."""
         return self.title or title_of(self.metric)
+
+    @property
+    def smallest_is_best(self) -> bool:
+        return kind_of(self.metric).lower if self.lower is None else self.lower
 
 
 class PlotRequest(_Request):
@@ -115,7 +123,7 @@ def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> t
         given: dict[str, Any] = {
             key.strip(): value.strip() if equals else True for key, equals, value in pairs
         }
-        for key in given.keys() & {"log_x", "log_y"}:
+        for key in given.keys() & {"log_x", "log_y", "lower"}:
             given[key] = given[key] in (True, "true", "True", "1")
         if "margin" in given:
             given["margin"] = _number(given["margin"], f"{option}: margin")

@@ -8,10 +8,12 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from vit_jax.errors import ConfigError, nearest
+from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report.frame import differing, differing_settings, place
 from vit_jax.report.labels import FROZEN_FEATURES, is_number, natural_key
 from vit_jax.report.run import COLUMNS, Run
@@ -51,10 +53,11 @@ def _find_values(frame: pd.DataFrame, pattern: str, option: str) -> pd.DataFrame
     known = {name for run in frame.index for name in run.figures}
     known |= {name for name in COLUMNS if frame[name].dropna().map(is_number).all()}
     if not any(map(matching.fullmatch, known)):
+        alike = {name for name in known if kind_of(name).lower == kind_of(pattern).lower}
         raise ConfigError(
             f"{option}={pattern}: no run has such a metric",
             "a metric in result.json or metrics.jsonl; {word} in its name matches any part",
-            f"did you mean {nearest(pattern, known)!r}?",
+            f"did you mean {nearest(pattern, alike or known)!r}?",
         )
     rows, index = [], []
     for run, row in zip(frame.index, frame.to_dict("records"), strict=True):
@@ -69,6 +72,13 @@ def _find_values(frame: pd.DataFrame, pattern: str, option: str) -> pd.DataFrame
                 index.append(run)
     columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, *_OBSERVED]))
     return pd.DataFrame(rows, index=pd.Index(index, dtype=object), columns=columns, dtype=object)
+
+
+def has_metric(frame: pd.DataFrame, pattern: str) -> bool:
+    """Whether a finished run, or a column, has a metric that matches a pattern."""
+    matching = metric_regex(pattern)
+    names = {name for run in frame.index if run.finished for name in run.figures} | {*COLUMNS}
+    return any(map(matching.fullmatch, names))
 
 
 def metric_regex(pattern: str) -> re.Pattern[str]:
@@ -103,17 +113,30 @@ def summarize(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Returns means and standard deviations, one row per cell of a table or point of a plot.
 
     Returns:
-        `keys` (which define a cell) as the index, and the columns values (one per run), n, mean,
-        std (with n - 1; NaN if n is 1) and within (std over the draws of examples inside a single
-        run, else NaN).
+        `keys` (which define a cell) as the index, and the columns values (one per run), n (number
+        of seeds), mean and std over seeds (with n - 1; NaN if n is 1) and within (std over the
+        draws of examples inside a single run, else NaN).
     """
     groups = observed.groupby(keys, sort=False)
     values = groups[VALUE].agg(tuple)
-    n = values.map(len).astype(int)
-    std = values.map(lambda v: statistics.stdev(v) if len(v) > 1 else None).astype(float)
-    within = groups[WITHIN].first().astype(float).where(n == 1)
-    mean = values.map(statistics.fmean).astype(float)
+    of_seeds = groups[[VALUE, "seed"]].apply(values_by_seed)
+    n = of_seeds.map(len).astype(int)
+    std = of_seeds.map(lambda v: statistics.stdev(v) if len(v) > 1 else None).astype(float)
+    within = groups[WITHIN].first().astype(float).where(values.map(len) == 1)
+    mean = of_seeds.map(statistics.fmean).astype(float)
     return pd.DataFrame({"values": values, "n": n, "mean": mean, "std": std, "within": within})
+
+
+def values_by_seed(cell: pd.DataFrame) -> tuple[float, ...]:
+    """Returns one value for each seed of a cell: runs with equal seeds are averaged.
+
+    They say nothing about other seeds. A run whose seed is not known counts by itself.
+    """
+    of_seed: dict[Any, list[float]] = {}
+    for number, (value, seed) in enumerate(zip(cell[VALUE], cell["seed"], strict=True)):
+        key = ("unknown", number) if pd.isna(seed) else seed
+        of_seed.setdefault(key, []).append(float(value))
+    return tuple(statistics.fmean(values) for values in of_seed.values())
 
 
 def differing_within(observed: pd.DataFrame, keys: list[str]) -> list[str]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report import labels, vtab
 from vit_jax.report.frame import text_column
-from vit_jax.report.intervals import describe_means, describe_seeds, is_told_apart, with_intervals
+from vit_jax.report.intervals import describe_means, describe_seeds, is_alike, with_intervals
 from vit_jax.report.labels import (
     FROZEN_FEATURES,
     format_metric,
@@ -93,7 +94,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     columns = [*dict.fromkeys([*sets, *sets.get(vtab.ALL, []), *columns])]
     means = summarize(pd.concat([observed, means_over(sets, observed, _KEYS)]), _KEYS)
     means = with_intervals(means, observed, sets, _KEYS, metric)
-    means["best"] = _are_best(means, smallest=labels.lower_is_better(metric))
+    means["best"] = _are_best(means, smallest=request.smallest_is_best)
     means["usual_n"] = means["n"] == means["n"].mode().max()
     scores = means.to_dict("index")
     cells = {
@@ -129,9 +130,11 @@ def _are_best(means: pd.DataFrame, *, smallest: bool) -> pd.Series:
     """
     best = []
     for _, column in means.groupby(level=0, sort=False):
-        draws, at = [*column["draws"]], [*column["mean"]]
-        first = draws[at.index(min(at) if smallest else max(at))]
-        alike = [len(at) > 1 and not is_told_apart(one, first) for one in draws]
+        at = [*column["mean"]]
+        best_mean = min(at) if smallest else max(at)
+        rows = column.to_dict("records")
+        first = rows[at.index(best_mean)]
+        alike = [len(at) > 1 and (row["mean"] == best_mean or is_alike(row, first)) for row in rows]
         best.append(pd.Series(alike, index=column.index))
     return pd.concat(best) if best else pd.Series(dtype=bool)
 
@@ -194,8 +197,8 @@ def _notes(
 ) -> list[str]:
     if means.empty:
         return ["No run in this table has a result."]
-    unit = "Percent. " if labels.is_fraction(request.metric) else ""
-    extreme = "smallest" if labels.lower_is_better(request.metric) else "largest"
+    unit = "Percent. " if kind_of(request.metric).is_fraction else ""
+    extreme = "smallest" if request.smallest_is_best else "largest"
     alike = ", and means that do not differ significantly from it"
     alike = alike if means["low"].notna().any() else ""
     notes = [

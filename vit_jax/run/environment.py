@@ -165,8 +165,8 @@ def check_code(what: str, folder: Path, *, new_code: bool) -> list[str]:
         raise RunFolderError(
             f"{what} was last run with other code or packages ({first_few(changes, 4, '; ')})",
             "the same code and packages",
-            "go back to them, or add --new_code (in Python new_code=True) to continue with these; the"
-            " result is then not bit for bit that of a run that never stopped",
+            "go back to them, or add --new_code (in Python new_code=True) to continue with these;"
+            " the result is then not bit for bit that of a run that never stopped",
         )
     return changes
 

@@ -10,6 +10,9 @@ from vit_jax.storage.bucket_path import BucketPath
 
 # A folder with config.json and at least one of these is a run folder.
 _RUN_FILES = {"env.json", "metrics.jsonl", "result.json"}
+SUPERSEDED = "superseded"
+"""Folder of a sweep with final runs of earlier selections, which nothing shows."""
+
 # Folders inside a run folder that contain no runs.
 _NOT_RUNS = ("checkpoints", "tensorboard", "report", "features")
 
@@ -36,12 +39,13 @@ def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
         for path, _ in root.find():
             found[path.parent].add(path.name)
         for place in sorted(found):
-            if not any(part.startswith(".") for part in place.relative_to(root).parts):
+            parts = place.relative_to(root).parts
+            if SUPERSEDED not in parts and not any(part.startswith(".") for part in parts):
                 yield place, found[place]
         return
     for place, folders, files in os.walk(root):
         is_run = "job.json" in files or ("config.json" in files and _has_run_file({*files}))
-        skipped = _NOT_RUNS if is_run else ()
+        skipped = (SUPERSEDED, *(_NOT_RUNS if is_run else ()))
         folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
         yield root / place, {*files}
 

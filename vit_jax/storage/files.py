@@ -254,6 +254,16 @@ def copy_file(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def move_tree(source: Path, target: Path, last: str) -> None:
+    """Moves a folder. In a bucket its objects are moved one by one, and the file `last` last."""
+    if not isinstance(source, BucketPath):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+        return
+    for path, _ in sorted(source.find(), key=lambda found: found[0] == source / last):
+        path.replace(target / path.relative_to(source).as_posix())
+
+
 def remove_tree(path: Path) -> None:
     """Deletes a folder and all that is in it; does nothing if it does not exist."""
     if isinstance(path, BucketPath):

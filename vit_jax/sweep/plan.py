@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config.file import override_key, read_mapping
+from vit_jax.config.file import apply_overrides, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.config.task import task_config
 from vit_jax.errors import SweepError, UserError, WeightsError, nearest
@@ -168,9 +168,7 @@ class Plan:
                 if job.config not in self._recipes:
                     self._recipes[job.config] = read_mapping(job.config)
                 settings = copy.deepcopy(self._recipes[job.config])
-            # The model's name first, because it decides which other keys the model section has.
-            for key in sorted(job.overrides, key=lambda key: key != "model.name"):
-                override_key(settings, key, copy.deepcopy(job.overrides[key]))
+            apply_overrides(settings, copy.deepcopy(job.overrides).items())
             if job.command == "train":
                 return Config.from_mapping(settings), settings
         except UserError as error:

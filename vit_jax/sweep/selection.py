@@ -10,6 +10,7 @@ from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_overlap, overlap
 from vit_jax.config.task import task_config
 from vit_jax.errors import SweepError, nearest
+from vit_jax.evaluation.metric_kinds import MetricKind, kind_of
 from vit_jax.run.metrics import split_of
 from vit_jax.sweep.jobs import Job, Overrides, as_job, check_choice, check_name, derive_names
 
@@ -128,11 +129,15 @@ def check_selection(
     not report it.
     """
     name = split_of(selection.metric)
-    if selection.mode == "max" and selection.metric.split("/")[-1] == "loss":
+    kind = kind_of(selection.metric)
+    better = "min" if kind.lower else "max"
+    if selection.mode != better and kind != MetricKind():
+        words = {"max": "largest", "min": "smallest"}
         raise SweepError(
-            f"selection {selection.name!r} selects the largest {selection.metric!r}",
-            "the smallest loss, or the largest accuracy",
-            "set mode='min', or name an accuracy",
+            f"selection {selection.name!r} selects the {words[selection.mode]}"
+            f" {selection.metric!r}",
+            f"the {words[better]}, which is the best",
+            f"set mode={better!r}, or name another metric",
         )
     if name is not None:
         for config in candidates:

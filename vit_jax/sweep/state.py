@@ -7,15 +7,17 @@ start; see `vit_jax.run.job_folder`.
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vit_jax.config.run import Config
 from vit_jax.errors import RunFolderError, SweepError, UserError, first_few
 from vit_jax.run.environment import append_environment, check_code, code_environment
-from vit_jax.run.job_folder import Attempt, read_all, read_attempt, read_optional_json
+from vit_jax.run.find import SUPERSEDED
+from vit_jax.run.job_folder import Attempt, is_running, read_all, read_attempt, read_optional_json
 from vit_jax.run.result import read_result
 from vit_jax.schema import differences
-from vit_jax.storage.files import write_json
+from vit_jax.storage.files import move_tree, write_json
 from vit_jax.sweep.plan import Plan, PlannedJob
 from vit_jax.sweep.selection import Selection, select_best
 
@@ -99,7 +101,7 @@ def changed_settings(job: PlannedJob) -> str | None:
 
     None: they are the same, or the job has not started.
     """
-    if not any((job.folder / name).exists() for name in _RUN_FILES):
+    if not _was_started(job):
         return None
     before, now = read_optional_json(job.folder / "job.json") or {}, job.record("")
     if job.config is not None and before.get("settings"):
@@ -121,8 +123,9 @@ def read_state(
 ) -> dict[str, JobStatus]:
     """Returns name -> status of all jobs, and makes each selection whose candidates have ended.
 
-    A selection sets the settings of its final runs in the plan. `running` maps names to "running"
-    or "queued". `known` is what the last call returned, without jobs that have ended since: the
+    A selection sets the settings of its final runs in the plan. Final runs with the settings of an
+    earlier selection are moved out of the way. `running` maps names to "running" or "queued".
+    `known` is what the last call returned, without jobs that have ended since: the
     files of a job are read again only if it was running then. `say` shows a line to the user.
     """
     known = {name: job for name, job in known.items() if job.state not in ("running", "queued")}
@@ -132,8 +135,8 @@ def read_state(
     found: dict[str, JobStatus] = {}
     for name in plan.jobs:  # Each comes after the jobs that it needs.
         selection = plan.jobs[name].awaited_selection
-        if selection is not None:
-            _select(plan, selection, found, say)
+        if selection is not None and _select(plan, selection, found, say):
+            files |= dict.fromkeys(_supersede(plan, selection, say), (None, None))
         job, state = plan.jobs[name], running.get(name)
         if job.problem is not None:
             found[name] = JobStatus(job, "failed", job.problem)
@@ -179,24 +182,61 @@ def _status(
 
 def _select(
     plan: Plan, selection: Selection, found: Mapping[str, JobStatus], say: Callable[[str], None]
-) -> None:
-    """Makes a selection if all its candidates have ended."""
+) -> bool:
+    """Makes a selection if all its candidates have ended; returns whether it is made.
+
+    It waits for final runs of an earlier selection that are still running.
+    """
     candidates = [found[name] for name in selection.candidate_jobs]
     ended = ("finished", *_LOST) if selection.on_failed == "skip" else ("finished",)
     if any(candidate.state not in ended for candidate in candidates):
-        return
+        return False
     try:
         choice = select_best(selection, [(c.name, c.result) for c in candidates])
     except SweepError as error:
         say(str(error))
         for name in selection.final_names:
             plan.jobs[name] = dataclasses.replace(plan.jobs[name], problem=str(error))
-        return
+        return False
+    if any(_runs_another_choice(plan.jobs[name], choice) for name in selection.final_names):
+        return False
     score = f"{choice['metric']} {choice['score']:.4f}"
     say(f"{selection.name}: selected {choice['chosen']} of {len(candidates)} by {score}")
     plan.apply_choice(selection, choice)
-    for name in selection.final_names:
-        changes = changed_settings(plan.jobs[name])
-        if changes is not None:  # It was started when another candidate was selected.
-            problem = f"was started with other settings ({changes})"
-            plan.jobs[name] = dataclasses.replace(plan.jobs[name], problem=problem)
+    return True
+
+
+def _supersede(plan: Plan, selection: Selection, say: Callable[[str], None]) -> list[str]:
+    """Moves final runs with the settings of an earlier selection away, and the jobs that used them.
+
+    They go to the folder `superseded` of the sweep, which no table shows. Returns their names.
+    """
+    moved: list[str] = []
+    for name, job in plan.jobs.items():  # Each comes after the jobs that it needs.
+        changes = changed_settings(job) if name in selection.final_names else None
+        used = [need for need in job.needs if need in moved]
+        if changes is None and not (used and _was_started(job)):
+            continue
+        target = _unused(plan.folder / SUPERSEDED / name)
+        why = f"used {used[0]}" if used else f"was of an earlier selection ({changes})"
+        say(f"{name}: {why}; it is kept as {target.relative_to(plan.folder)} and run again")
+        move_tree(job.folder, target, last="job.json")
+        moved.append(name)
+    return moved
+
+
+def _runs_another_choice(job: PlannedJob, choice: Mapping[str, Any]) -> bool:
+    before = (read_optional_json(job.folder / "job.json") or {}).get("selection") or {}
+    attempt = read_attempt(job.folder)
+    runs = is_running(job.folder) or (attempt is not None and attempt.may_be_running)
+    return runs and before.get("chosen") != choice["chosen"]
+
+
+def _was_started(job: PlannedJob) -> bool:
+    return any((job.folder / name).exists() for name in _RUN_FILES)
+
+
+def _unused(path: Path) -> Path:
+    """Returns the path, or the first of path-2, path-3, ... that does not exist."""
+    names = (path.name, *(f"{path.name}-{n}" for n in range(2, 10_000)))
+    return next(one for one in map(path.with_name, names) if not one.exists())

@@ -61,20 +61,23 @@ class ComparingLoss:
     are those of the whole batch.
 
     Attributes:
-        embed: (params, prepared batch, key) -> tree of arrays [B, ...].
-        compare: (params, embeddings of the whole batch) -> (mean loss, more metrics to log).
+        embed: (params, prepared batch, key, *frozen) -> tree of floating-point arrays [B, ...].
+        compare: (params, embeddings of the whole batch, *frozen) -> (mean loss, more metrics to
+            log).
+
+    With a teacher, a `TeacherState` comes before the frozen arrays.
 
     Source: GradCache, arXiv:2101.06983.
     """
 
-    embed: Callable[[Any, Batch, jax.Array], Any]
-    compare: Callable[[Any, Any], tuple[Float[Array, ""], Metrics]]
+    embed: Callable[..., Any]
+    compare: Callable[..., tuple[Float[Array, ""], Metrics]]
 
     def __call__(
-        self, params: Any, batch: Batch, key: jax.Array
+        self, params: Any, batch: Batch, key: jax.Array, *frozen: Any
     ) -> tuple[Float[Array, ""], Metrics]:
         """Returns the loss of a batch without microbatches."""
-        return self.compare(params, self.embed(params, batch, key))
+        return self.compare(params, self.embed(params, batch, key, *frozen), *frozen)
 
 
 class TeacherState(NamedTuple):

@@ -25,6 +25,7 @@ from vit_jax.storage.log_file import log_exists
 from vit_jax.storage.private import without_private
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.inputs import Evaluators, RunInputs
+from vit_jax.train.kernel_check import FILE as ATTENTION
 from vit_jax.train.program import Program
 from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import StopSignals
@@ -132,6 +133,8 @@ def open_context(
         if start.step:
             account.move(time.perf_counter() - begin, "restore")
         folder.write_config(start.step)
+        if inputs.attention is not None:
+            folder.write_json(ATTENTION, inputs.attention)
         if folder.is_writer:
             account.open(folder.path)
         account.total_steps = program.total_steps

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config.early_stopping import EarlyStoppingConfig
+from vit_jax.evaluation.metric_kinds import kind_of
 
 
 class EarlyStopping:
@@ -39,7 +40,7 @@ class EarlyStopping:
         if self._metric is None or step <= self._step:
             return
         score = metrics[self._metric]
-        if self._metric.endswith("/loss"):
+        if kind_of(self._metric).lower:
             score = -score
         self._step = step
         if math.isfinite(score) and (self._best is None or score > self._best):

@@ -4,7 +4,9 @@ Most mistakes in a config are found here, before anything is written.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -25,6 +27,7 @@ from vit_jax.evaluation.classification import has_few_classes
 from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.train.kernel_check import check_kernel
 from vit_jax.train.memory_needs import check_sizes
 from vit_jax.train.program import Program, build_program
 
@@ -66,7 +69,7 @@ class Evaluators:
         self.features = FrozenEvaluator(
             config.fewshot,
             data,
-            config.model,
+            program.config.model,
             (data.image_size, data.image_size),
             program.mesh,
             batch_size=config.evaluation.batch_size or batch_size,
@@ -83,6 +86,7 @@ class RunInputs:
 
     config: Config  # with the hash of the training subset
     program: Program
+    attention: dict[str, Any] | None  # content of attention.json; None: the run has no such file
     training: TrainingData
     evaluators: Evaluators
 
@@ -94,17 +98,21 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
     num_classes = class_count(source, config.data.num_classes)
     check_metrics(config, num_classes)
     check_sizes(config, num_classes)
-    program = program or build_program(
-        config,
-        make_mesh(config.mesh),
+    build = functools.partial(
+        build_program,
+        mesh=make_mesh(config.mesh) if program is None else program.mesh,
         num_classes=num_classes,
         num_examples=len(source),
         class_counts=count_classes(config, source, num_classes),
         source=source,
     )
+    program = program or build(config)
+    attention = check_kernel(program, workdir)
+    if attention is not None and attention["kernel"] == "xla":
+        program = build(config.replace(model=config.model.with_xla_attention()))
     report = workdir.expanduser() / "report"
     evaluators = Evaluators(config, program, len(source), report)
-    return RunInputs(config, program, training, evaluators)
+    return RunInputs(config, program, attention, training, evaluators)
 
 
 def count_classes(config: Config, source: Source, num_classes: int) -> Int[np.ndarray, " C"] | None:

@@ -28,7 +28,7 @@ from vit_jax.models.initial_values import redraw
 from vit_jax.models.options import AUTO
 from vit_jax.models.stacking import with_layer_loop
 from vit_jax.named_tree import named_leaves
-from vit_jax.parallel.mesh import batch_sharding, check_batch_size
+from vit_jax.parallel.mesh import batch_sharding, check_batch_size, platform_of
 from vit_jax.rng import draw_index, stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.memory_needs import check_sizes, check_state
@@ -93,6 +93,10 @@ class Program:
         arrays = self.task.train_preprocessing.arrays
         found = [p.task.train_preprocessing for p in self.variants.values()]
         return [padded_to(one, arrays) for one in found if self.config.data.sequence_length]
+
+    @property
+    def platform(self) -> str:
+        return platform_of(self.mesh)
 
     @property
     def graphdef(self) -> nnx.GraphDef:
@@ -231,7 +235,7 @@ def _build_program(
     check_sizes(config, num_classes, planned=planned)
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
-    platform = mesh.devices.flat[0].platform
+    platform = platform_of(mesh)
     data = DataInfo(num_classes, class_counts, num_examples, total_steps, source)
     task = build_task(config, data, platform=platform)
 

@@ -139,7 +139,7 @@ def accumulated_gradient(
     if parts == 1:
         return loss_and_gradient(params, batch, key, *frozen)
     if isinstance(batch_loss, ComparingLoss):
-        return _gradient_in_two_passes(batch_loss, params, batch, key, parts)
+        return _gradient_in_two_passes(batch_loss, params, batch, key, frozen, parts)
 
     def body(total: Any, part: tuple) -> tuple[Any, None]:
         found = loss_and_gradient(params, *part, *frozen)
@@ -155,22 +155,27 @@ def accumulated_gradient(
 
 
 def _gradient_in_two_passes(
-    batch_loss: ComparingLoss, params: Any, batch: Batch, key: jax.Array, parts: int
+    batch_loss: ComparingLoss,
+    params: Any,
+    batch: Batch,
+    key: jax.Array,
+    frozen: tuple[Any, ...],
+    parts: int,
 ) -> tuple[tuple[Float[Array, ""], Metrics], Any]:
     """Returns (loss, metrics) and gradient of a whole batch, whose embeddings come in `parts`."""
     parts_of_batch = microbatches(batch, key, parts)
 
     def embed(_: None, part: tuple) -> tuple[None, Any]:
-        return None, batch_loss.embed(params, *part)
+        return None, batch_loss.embed(params, *part, *frozen)
 
     _, embeddings = jax.lax.scan(embed, None, parts_of_batch)
     whole = jax.tree.map(_joined, embeddings)
     compare = jax.value_and_grad(batch_loss.compare, argnums=(0, 1), has_aux=True)
-    found, (gradient, of_embeddings) = compare(params, whole)
+    found, (gradient, of_embeddings) = compare(params, whole, *frozen)
 
     def add(total: Any, part: tuple) -> tuple[Any, None]:
         inputs, cotangent = part
-        _, pull_back = jax.vjp(lambda params: batch_loss.embed(params, *inputs), params)
+        _, pull_back = jax.vjp(lambda p: batch_loss.embed(p, *inputs, *frozen), params)
         return jax.tree.map(jnp.add, total, *pull_back(cotangent)), None
 
     of_parts = jax.tree.map(lambda rows: _split(rows, parts), of_embeddings)

@@ -42,6 +42,7 @@ from vit_jax.tasks.dino.losses import (
 from vit_jax.tasks.dino.model import SelfDistilled, resample_positions
 from vit_jax.tasks.task import (
     BatchLoss,
+    ComparingLoss,
     DataInfo,
     Metrics,
     Prepare,
@@ -217,48 +218,71 @@ def make_prepare(config: Config) -> Prepare:
 
 
 def make_batch_loss(config: Config, data: DataInfo, networks: Networks) -> BatchLoss:
-    """Returns batch_loss_fn(params, batch, key, teacher), the mean loss over all images."""
+    """Returns batch_loss_fn(params, batch, key, teacher), the mean loss over all images.
+
+    Sinkhorn's targets depend on all images of a batch, so its loss is a `ComparingLoss`.
+    """
     section: DinoConfig = config.dino
     temperature_fn = teacher_temperature(config, data)
 
-    def batch_loss_fn(
+    def embed(
         params: Any, batch: Batch, key: jax.Array, teacher: TeacherState
-    ) -> tuple[Float[Array, ""], Metrics]:
-        temperature = jnp.asarray(temperature_fn(teacher.step), jnp.float32)
+    ) -> dict[str, Float[Array, "B ..."]]:
         places, counted = masked_places(section, batch)
         seen, seen_patches, features = networks.teacher(
             teacher.params, global_views(batch), teacher_places(section, places)
         )
         logits, patches = networks.student(params, batch, places, key)
+        by_crop = {"seen": seen, "features": features}
+        if not (seen_patches is None or patches is None or places is None or counted is None):
+            if section.centring == "mean":
+                by_crop[_PATCH_CENTRE] = seen_patches.mean(1)
+                seen_patches = take_patches(seen_patches, places)
+            by_crop |= {"seen_patches": seen_patches, "patches": patches}
+            by_crop["masked"] = counted.astype(jnp.float32)
+        size = len(batch["image"])
+        pairs = {name: x.reshape(size, 2, *x.shape[1:]) for name, x in by_crop.items()}
+        return {"logits": logits, **pairs}
+
+    def compare(
+        params: Any, outputs: dict[str, Float[Array, "B ..."]], teacher: TeacherState
+    ) -> tuple[Float[Array, ""], Metrics]:
+        del params
+        temperature = jnp.asarray(temperature_fn(teacher.step), jnp.float32)
+        of_crops = {n: x.reshape(-1, *x.shape[2:]) for n, x in outputs.items() if n != "logits"}
+        logits, seen = outputs["logits"], jax.lax.stop_gradient(of_crops["seen"])
         if section.centring == "mean":
             targets = centred_targets(seen, teacher.extra[_CENTRE], temperature)
         else:
             targets = sinkhorn_targets(seen, temperature)
-        size = len(batch["image"])
-        losses = view_losses(targets.reshape(size, 2, -1), logits, _STUDENT_TEMPERATURE)
-        loss = losses.mean()
+        pairs = targets.reshape(len(logits), 2, -1)
+        loss = view_losses(pairs, logits, _STUDENT_TEMPERATURE).mean()
         metrics = {
-            METRIC: feature_std(features),
+            METRIC: feature_std(of_crops["features"]),
             "teacher_entropy": entropy(targets),
             "teacher_temperature": temperature,
             _CENTRE: seen.mean(0),
         }
-        if not (seen_patches is None or patches is None or places is None or counted is None):
+        if "patches" in of_crops:
+            patches, masked = of_crops["patches"], of_crops["masked"] > 0
+            seen_patches = jax.lax.stop_gradient(of_crops["seen_patches"])
             if section.centring == "mean":
-                metrics[_PATCH_CENTRE] = seen_patches.mean((0, 1))
+                metrics[_PATCH_CENTRE] = of_crops[_PATCH_CENTRE].mean(0)
                 patch_targets = centred_targets(
-                    take_patches(seen_patches, places), teacher.extra[_PATCH_CENTRE], temperature
+                    seen_patches, teacher.extra[_PATCH_CENTRE], temperature
                 )
             else:
                 flat = seen_patches.reshape(-1, seen_patches.shape[-1])
-                patch_targets = sinkhorn_targets(flat, temperature, counted.reshape(-1))
+                patch_targets = sinkhorn_targets(flat, temperature, masked.reshape(-1))
                 patch_targets = patch_targets.reshape(seen_patches.shape)
-            patch_loss = patch_losses(patch_targets, patches, counted, _STUDENT_TEMPERATURE).mean()
+            patch_loss = patch_losses(patch_targets, patches, masked, _STUDENT_TEMPERATURE).mean()
             metrics |= {"view_loss": loss, "patch_loss": patch_loss}
             loss = loss + section.ibot_weight * patch_loss
         return loss, metrics
 
-    return batch_loss_fn
+    loss_fn = ComparingLoss(embed, compare)
+    # With a centre, the mean over microbatches is that of the batch: one pass does.
+    return loss_fn if section.centring == "sinkhorn" else loss_fn.__call__
 
 
 def masked_places(

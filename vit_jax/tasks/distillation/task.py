@@ -213,7 +213,13 @@ def _read_teacher(
         model, names = f"distillation.teacher {path}", weights.class_names or ()
         columns = head_columns(source.class_names, names, data=source.name, model=model)
     image_size = weights.image_size
-    graphdef, state = nnx.split(weights.model)
+    network = weights.model
+    if getattr(config.model, "attention_implementation", None) == "xla":
+        options, key = weights.options.with_xla_attention(), jax.random.key(0)
+        network = nnx.eval_shape(
+            lambda: build_model(options, num_classes=num_classes, image_size=image_size, key=key)
+        )
+    graphdef, state = nnx.split(network)
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), nnx.to_pure_dict(state)
     )

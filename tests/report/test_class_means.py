@@ -1,0 +1,171 @@
+"""Intervals of accuracies of classes and of their mean, from the confusion table of a run."""
+
+import json
+
+import numpy as np
+import pytest
+from report.fake_runs import config, write
+from scipy import optimize
+
+from vit_jax.evaluation.by_class import NO_CLASS, ByClass, confusion_file
+from vit_jax.evaluation.correct import CorrectExamples, correct_file
+from vit_jax.evaluation.intervals import interval, mean_share_quantiles, wilson_interval
+from vit_jax.report.differences import difference_table
+from vit_jax.report.frame import run_frame
+from vit_jax.report.intervals import is_told_apart
+from vit_jax.report.requests import TableRequest
+from vit_jax.report.runs import read_runs
+from vit_jax.report.tables import score_table
+
+MEAN = "eval/test/accuracy_per_class_mean"
+COUNTS = ((980, 20), (20,) * 20)
+ACCURACIES = (0.5, 0.7, 0.9, 0.95)
+
+
+def put(folder, model, right, labels, *, seed=0, predictions=True):
+    """Writes a run that was right for some images, and wrong by one class for the others."""
+    classes = int(labels.max()) + 1
+    names = [f"c{i}" for i in range(classes)]
+    predicted = np.where(right, labels, (labels + 1) % classes)
+    table = ByClass(names, classes)
+    np.add.at(table.confusion, (labels, predicted), 1)
+    run = folder / f"{model}-{seed}"
+    figures = {f"eval/test/{name}": value for name, value in table.metrics().items()}
+    result = {"step": 1, "eval/test/examples": len(labels)} | figures
+    write(run, config=config(model, seed=seed), result=result)
+    (run / "report").mkdir(exist_ok=True)
+    table.write(confusion_file(run / "report", "test"))
+    if predictions:
+        kept = CorrectExamples()
+        kept.add({"correct": right, "label": labels, "mask": np.ones(len(labels), bool)})
+        kept.write(correct_file(run / "report", "test"))
+
+
+def make_table(folder, metric=MEAN, **request):
+    request = TableRequest(metric=metric, **request)
+    return request, score_table(request, run_frame(read_runs([folder]).runs))
+
+
+def means_of(folder, metric=MEAN):
+    found = make_table(folder, metric)[1].means.to_dict("index")
+    return {model: row for (_, model), row in found.items()}
+
+
+def labels_of(counts):
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def by_optimization(right, totals, side):
+    """The end of the score interval of a mean of shares, by constrained optimization."""
+    found, size = np.mean(np.divide(right, totals)), len(totals)
+
+    def score(mean):
+        def minus_likelihood(p):
+            return -np.sum(right * np.log(p) + np.subtract(totals, right) * np.log(1 - p))
+
+        start = np.full(size, mean)
+        best = optimize.minimize(
+            minus_likelihood,
+            start,
+            bounds=[(1e-9, 1 - 1e-9)] * size,
+            constraints={"type": "eq", "fun": lambda p: p.mean() - mean},
+            options={"ftol": 1e-14, "maxiter": 1000},
+        ).x
+        factor = np.sum(totals) / (np.sum(totals) - size + 1)
+        return (found - mean) ** 2 / (factor * np.sum(best * (1 - best) / totals) / size**2)
+
+    far = 0.02 if side < 0 else 0.98
+    return optimize.brentq(lambda mean: score(mean) - 1.959964**2, found + side * 1e-4, far)
+
+
+@pytest.mark.parametrize(
+    ("right", "totals"), [((931, 14), (980, 20)), ((3, 5, 4), (6, 7, 8)), ((16, 20), (40, 25))]
+)
+def test_the_interval_of_a_mean_of_shares_is_that_of_constrained_optimization(right, totals):
+    low, high = interval(mean_share_quantiles(np.array(right, float), np.array(totals)))
+    assert low == pytest.approx(by_optimization(right, totals, -1), abs=2e-4)
+    assert high == pytest.approx(by_optimization(right, totals, 1), abs=2e-4)
+
+
+@pytest.mark.parametrize(("right", "total"), [(0, 10), (1, 3), (10, 10), (380, 400), (400, 400)])
+def test_the_interval_of_one_share_is_that_of_wilson(right, total):
+    found = interval(mean_share_quantiles(np.array([float(right)]), np.array([total])))
+    assert found == pytest.approx(wilson_interval(right / total, total), abs=2e-5)
+
+
+def test_a_class_has_the_interval_of_its_own_images(tmp_path):
+    labels = labels_of((380, 20))
+    put(tmp_path, "A", np.arange(400) % 4 > 0, labels, predictions=False)
+    one = means_of(tmp_path, "eval/test/accuracy_class/c1")["A"]
+    assert (one["images"], one["mean"]) == (20, 0.75)
+    assert (one["low"], one["high"]) == pytest.approx(wilson_interval(0.75, 20), abs=1e-4)
+
+
+def test_a_rare_class_makes_the_mean_uncertain(tmp_path):
+    labels = labels_of((980, 20))
+    right = np.arange(1000) % 20 > 0
+    right[980:] = np.arange(20) < 14
+    put(tmp_path, "A", right, labels)
+    one = means_of(tmp_path)["A"]
+    assert (one["images"], one["mean"]) == (1000, pytest.approx((0.95 + 0.7) / 2))
+    # Nearly half of the width of Wilson's interval of 14 and 20, which is 0.48 to 0.85.
+    assert (one["low"], one["high"]) == pytest.approx((0.716, 0.904), abs=0.005)
+
+
+def test_without_class_counts_there_is_no_interval(tmp_path):
+    put(tmp_path, "A", np.arange(400) % 4 > 0, labels_of((380, 20)))
+    confusion_file(tmp_path / "A-0" / "report", "test").unlink()
+    one = means_of(tmp_path)["A"]
+    assert np.isnan(one["low"])
+    assert one["source"] == ""
+
+
+def test_a_table_of_another_evaluation_is_not_used(tmp_path):
+    put(tmp_path, "A", np.arange(400) % 4 > 0, labels_of((380, 20)))
+    path = tmp_path / "A-0" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {MEAN: 0.5}))
+    assert means_of(tmp_path)["A"]["source"] == ""
+
+
+def test_a_class_of_three_images_gives_no_interval(tmp_path):
+    put(tmp_path, "A", np.arange(1003) % 4 > 0, labels_of((1000, 3)))
+    assert np.isnan(means_of(tmp_path)["A"]["low"])
+
+
+@pytest.mark.parametrize("text", ["", "true class,c0\nc0", "true class,c0\nc0,x\n"])
+def test_a_damaged_table_is_named_and_not_used(tmp_path, text, caplog):
+    put(tmp_path, "A", np.arange(400) % 4 > 0, labels_of((380, 20)))
+    confusion_file(tmp_path / "A-0" / "report", "test").write_text(text)
+    assert np.isnan(means_of(tmp_path)["A"]["low"])
+    assert "confusion-test.csv" in caplog.text
+
+
+def test_equal_images_are_paired(tmp_path):
+    """B is right where A is, and for 24 images more of the large class and none of the small."""
+    labels = labels_of((980, 20))
+    right = np.arange(1000) % 10 > 0
+    more = right | (np.arange(1000) % 40 == 0) & (labels == 0)
+    put(tmp_path, "A", right, labels)
+    put(tmp_path, "B", more, labels)
+    means = means_of(tmp_path)
+    assert means["A"]["paired"] == means["B"]["paired"] != ""
+    assert is_told_apart(means["B"]["draws"], means["A"]["draws"]) is False  # Of 20 images.
+    one = "eval/test/accuracy_class/c0"
+    means = means_of(tmp_path, one)
+    assert is_told_apart(means["B"]["draws"], means["A"]["draws"])
+    _, table = make_table(tmp_path, one)
+    request, _ = make_table(tmp_path, one, against="A")
+    (row,) = difference_table(request, table).rows
+    assert row[1].text.endswith("better")
+    assert NO_CLASS not in table.header
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", COUNTS, ids=["980 and 20", "20 of 20"])
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+def test_intervals_hold_the_truth_in_93_to_98_of_100_cases(counts, accuracy):
+    rng, totals = np.random.default_rng(0), np.array(counts)
+    cases = rng.binomial(totals, accuracy, (2000, len(totals))).astype(float)
+    ends = np.array([interval(mean_share_quantiles(right, totals)) for right in cases])
+    held = np.mean((ends[:, 0] <= accuracy) & (accuracy <= ends[:, 1]))
+    assert 0.93 <= held <= 0.98

@@ -1,0 +1,105 @@
+"""What each metric is: its better direction, bounds, unit, and where its intervals come from.
+
+Reports, early stopping and selections read this one table.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+_CLASS = "accuracy_class/"
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricKind:
+    """What a metric is.
+
+    Attributes:
+        title: its name in headings, without the unit; "": made from the metric's name.
+        lower: whether smaller values are better.
+        bounds: smallest and largest value that it can have.
+        unit: "%" (a fraction, shown in percent), "s", "MB", "exaFLOPs" or "".
+        images: what of the test images its intervals are drawn from. "mean": it is the mean over
+            all images of right or wrong; "class": over the images of one class; "class mean": the
+            mean over classes of such means; "": only several seeds show its uncertainty.
+    """
+
+    title: str = ""
+    lower: bool = False
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    unit: Literal["", "%", "s", "MB", "exaFLOPs"] = ""
+    images: Literal["", "mean", "class", "class mean"] = ""
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether it is shown in percent."""
+        return self.unit == "%"
+
+
+def _accuracy(title: str, images: Literal["", "mean", "class", "class mean"] = "") -> MetricKind:
+    return MetricKind(title, bounds=(0.0, 1.0), unit="%", images=images)
+
+
+def _cost(title: str = "", unit: Literal["", "s", "MB", "exaFLOPs"] = "") -> MetricKind:
+    return MetricKind(title, lower=True, bounds=(0.0, math.inf), unit=unit)
+
+
+_ONE_CLASS = _accuracy("accuracy", "class")
+_SECONDS = _cost(unit="s")
+_ACCURACY = _accuracy("")
+_SHARE = MetricKind(bounds=(0.0, 1.0))
+_UNKNOWN = MetricKind()
+# The last part of a metric's name -> its kind.
+_KINDS = {
+    "accuracy_top1": _accuracy("top-1 accuracy", "mean"),
+    "accuracy_top5": _accuracy("top-5 accuracy", "mean"),
+    "accuracy_per_class_mean": _accuracy("mean accuracy per class", "class mean"),
+    "roc_auc": MetricKind("area under the ROC curve", bounds=(0.0, 1.0)),
+    **dict.fromkeys(("loss", "view_loss", "patch_loss", "teacher_loss", "label_loss"), _cost()),
+    "l2": MetricKind("L2 penalty"),
+    "relative_error": _cost(),
+    "train_exaflops": _cost("training compute", "exaFLOPs"),
+    "pretrain_exaflops": _cost("pre-training compute", "exaFLOPs"),
+    "wall_time_s": _cost("wall time", "s"),
+    "step_time_s": _cost("step time", "s"),
+    "compile_time_s": _cost("compile time", "s"),
+    "blocked_s": _cost("time blocked by saving", "s"),
+    "features_s": _cost("time to compute features", "s"),
+    "solving_s": _cost("time to solve", "s"),
+    "rss_mb": _cost("memory of the host", "MB"),
+    "peak_memory_mb": _cost("peak memory of the device", "MB"),
+}
+
+
+def kind_of(metric: str) -> MetricKind:
+    """Returns the kind of a metric. What follows "accuracy_class/" is the name of a class.
+
+    Of a metric that is not in the table, larger values are better. One whose name begins with
+    "accuracy" or "share_of_" is between 0 and 1.
+
+    >>> kind_of("eval/test/loss").lower, kind_of("eval/test/accuracy_class/blossom_s").lower
+    (True, False)
+    """
+    _, of_class, _ = class_of(metric)
+    if of_class:
+        return _ONE_CLASS
+    first, _, last = metric.rpartition("/")
+    if first.partition("/")[0] == "seconds":
+        return _SECONDS
+    if last in _KINDS:
+        return _KINDS[last]
+    if last.startswith("accuracy") and not last.endswith("_std"):
+        return _ACCURACY
+    return _SHARE if last.startswith("share_of_") else _UNKNOWN
+
+
+def class_of(metric: str) -> tuple[str, bool, str]:
+    """Returns what precedes "accuracy_class/", whether the metric has that, and the class.
+
+    Without it, the whole metric comes first.
+
+    >>> class_of("eval/test/accuracy_class/a/b")
+    ('eval/test', True, 'a/b')
+    """
+    before, found, name = f"/{metric}".partition(f"/{_CLASS}")
+    return before.removeprefix("/"), bool(found), name
