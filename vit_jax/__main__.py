@@ -122,6 +122,9 @@ def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except UserError as error:
+        from vit_jax.run.job_folder import note_data_error
+
+        note_data_error(error)
         return _report(str(error), debug, error.exit_code)
     except MemoryError as error:
         return _report(str(_memory_error(error)), debug)

@@ -229,7 +229,7 @@ for path in sys.argv[1:]:
 
 def _python_of_sky():
     program = shutil.which("sky")
-    first = Path(program).read_text().splitlines()[0] if program else ""
+    first = Path(program).read_text(encoding="utf-8").splitlines()[0] if program else ""
     return first.removeprefix("#!") if first.startswith("#!") else None
 
 
@@ -306,7 +306,7 @@ def _strict(schema):
 @pytest.mark.parametrize("name", JOBSETS)
 def test_the_schema_of_jobset_accepts_the_file(name):
     """JOBSET_SCHEMA is the path of the openAPIV3Schema of v1alpha2 in JobSet's CRD, as JSON."""
-    schema = json.loads(Path(os.environ["JOBSET_SCHEMA"]).read_text())
+    schema = json.loads(Path(os.environ["JOBSET_SCHEMA"]).read_text(encoding="utf-8"))
     schema = _strict(schema)
     schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own
     validator = jsonschema.Draft7Validator(schema)
