@@ -7,6 +7,7 @@ from processes import UNMIXED, run_command, user_error
 from vit_jax.__main__ import main
 from vit_jax.commands import COMMANDS, analyze
 from vit_jax.commands import train as train_command
+from vit_jax.run.job_folder import error_file, read_data_error
 
 
 @pytest.fixture
@@ -68,6 +69,21 @@ def test_a_missing_argument_is_named(capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "recipe"),
+    [
+        (["train", "configs/x.py"], "configs/x.py"),
+        (["train", "--workdir", "runs/x", "augreg.py:B/16"], "augreg.py:B/16"),
+        (["plan", "quickstart", "--topology=v5e:2x2"], "quickstart"),
+        (["train", "quickstart", "--config=quickstart"], "quickstart"),
+    ],
+)
+def test_a_recipe_without_its_flag_is_understood(capsys, arguments, recipe):
+    line = user_error(capsys, arguments)
+    assert line.startswith(f"error: unknown argument '{recipe}'; expected the arguments of ")
+    assert line.endswith(f"; did you mean --config={recipe}?")
+
+
+@pytest.mark.parametrize(
     ("extra", "part"),
     [
         ("--config.sede=1", "unknown config key 'sede'; expected one of "),
@@ -85,6 +101,23 @@ def test_a_missing_argument_is_named(capsys):
 )
 def test_a_wrong_config_is_a_one_line_error(capsys, train, extra, part):
     assert part in user_error(capsys, [*train, extra])
+
+
+def test_a_run_notes_an_error_of_its_data_for_its_job(tmp_path, train, monkeypatch):
+    """The three commands end with code 2; the data are to blame for the first two."""
+    monkeypatch.setenv("VIT_JAX_ERROR_FILE", str(error_file(tmp_path)))
+    noted = []
+    for extra in (
+        "--config.data.train_split=tran",
+        "--config.data.global_batch_size=0",
+        "--config.seed=one",
+    ):
+        assert main([*train, extra]) == 2
+        noted.append(read_data_error(tmp_path))
+        error_file(tmp_path).unlink(missing_ok=True)
+    assert "split 'tran'" in noted[0]
+    assert "'data.global_batch_size' is 0" in noted[1]
+    assert noted[2] is None
 
 
 def test_evaluating_a_folder_without_a_run_is_a_one_line_error(capsys, tmp_path):

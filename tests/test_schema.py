@@ -211,6 +211,10 @@ def test_differences_skip_fields_that_do_not_change_the_result():
         ("extras.kind", "word", "word"),
         ("extras", "{'a': 1}", {"a": 1}),
         ("weights.a", "2", 2.0),
+        ("gears", "1e3", 1000),
+        ("gears", "2.1E1", 21),
+        ("weights.a", "1e3", 1000.0),
+        ("extras.steps", "1e3", 1000.0),
     ],
 )
 def test_override_text_is_read_by_the_type_of_its_field(key, text, value):

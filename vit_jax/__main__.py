@@ -122,6 +122,9 @@ def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except UserError as error:
+        from vit_jax.run.job_folder import note_data_error
+
+        note_data_error(error)
         return _report(str(error), debug, error.exit_code)
     except MemoryError as error:
         return _report(str(_memory_error(error)), debug)
@@ -178,7 +181,13 @@ def _dispatch(argv: list[str], began_s: float) -> int:
     # argparse, an unknown option with a space is a positional argument: the spaces are hidden.
     prefix = getattr(module, "OVERRIDES", "--config.")
     hidden = [a.replace(" ", "\0") if re.match(r"--\w+\.[^=]+=", a) else a for a in argv[1:]]
-    args, rest = command.parse_known_args(hidden)
+    try:
+        args, rest = command.parse_known_args(hidden)
+    except ConfigError as error:
+        recipe = _recipe_without_flag(hidden)
+        if recipe is None or "required: --config" not in error.got:
+            raise
+        raise _unknown_argument(recipe, command, prefix) from None
     args.began_s = began_s
     rest = [a.replace("\0", " ") for a in rest]
     overrides = [a.removeprefix(prefix) for a in rest if a.startswith(prefix)]
@@ -203,7 +212,9 @@ def _unknown_argument(text: str, command: argparse.ArgumentParser, prefix: str) 
     flags = [flag for action in command._actions for flag in action.option_strings]
     expected, fix = f"the arguments of {command.prog}", f"see {command.prog} --help"
     near = nearest(name, flags)
-    if name.startswith("-") and similarity(name.replace("-", "_"), near.replace("-", "_")) > 0.8:
+    if "--config" in flags and _is_recipe(text):
+        fix = f"did you mean --config={text}?"
+    elif name.startswith("-") and similarity(name.replace("-", "_"), near.replace("-", "_")) > 0.8:
         fix = f"did you mean {near}{equals}{value}?"
     elif name.startswith("--") or equals:
         word = name.lstrip("-")
@@ -214,6 +225,22 @@ def _unknown_argument(text: str, command: argparse.ArgumentParser, prefix: str) 
         if key and (prefix == "--config." or "." not in key):
             fix = f"did you mean {prefix}{key}{equals}{value}?"
     return ConfigError(f"unknown argument {text!r}", expected, fix)
+
+
+def _is_recipe(text: str) -> bool:
+    """Whether an argument is the name or the file of a recipe."""
+    from vit_jax.config.recipes import recipes
+
+    path = text if text.endswith(".json") else text.partition(":")[0]
+    return not text.startswith("-") and (path in recipes() or path.endswith((".py", ".json")))
+
+
+def _recipe_without_flag(arguments: list[str]) -> str | None:
+    """Returns the first argument that is neither an option nor the value of one."""
+    for before, text in zip(["", *arguments], arguments, strict=False):
+        if not text.startswith("-") and not (before.startswith("-") and "=" not in before):
+            return text
+    return None
 
 
 def _meant_key(word: str) -> str:

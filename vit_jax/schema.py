@@ -335,7 +335,10 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
 
 
 def _read_literal(text: str, annotation: Any) -> Any:
-    """Parses command-line text to a Python value; plain words stay strings."""
+    """Parses command-line text to a Python value; plain words stay strings.
+
+    Whole numbers may be written with an exponent: 1e3 is 1000.
+    """
     members = _members(annotation)
     free = Any in members
     if (free or type(None) in members) and text.lower() in ("none", "null"):
@@ -347,9 +350,11 @@ def _read_literal(text: str, annotation: Any) -> Any:
         return text
     for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
         try:
-            return read(text)
+            value = read(text)
         except (ValueError, SyntaxError):
             continue
+        is_whole = isinstance(value, float) and value.is_integer() and "e" in text.lower()
+        return int(value) if is_whole and int in members and float not in members else value
     return text
 
 

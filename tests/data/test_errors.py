@@ -118,6 +118,8 @@ LISTS = [
     (held_out("partition", "train", "2"), ("column 'partition' with '2', 'train'",)),
     (held_out("role", "train", "reserve"), ("column 'role' with 'reserve', 'train'",)),
     (held_out("is_valid", "0", "?"), ("column 'is_valid'",)),
+    (held_out("is_valid_image", "1", "0"), ("column 'is_valid_image' with '0', '1'",)),
+    (held_out("source", "web_train", "web_val"), ("column 'source' with 'web_train', 'web_val'",)),
     (held_out("valid", "1", "0"), ("column 'valid' with '0', '1'",)),
     (
         held_out("is_test,phase", "1,train", "0,test"),

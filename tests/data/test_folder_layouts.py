@@ -61,9 +61,13 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
         ),
         (("part1/a", "part1/b", "part2/a", "part2/b"), "all of them hold the folders a, b; they"),
         ([f"fold{i}/{c}" for i in range(9) for c in "ab"], "fold4 and 4 more; all of them hold"),
+        (
+            [f"{s}/{d}/{c}" for s in ("train", "val") for d in "pq" for c in "ab"],
+            "train/p, train/q, v",
+        ),
         ([f"{d}/images/{c}/x" for d in "pqr" for c in "ab"], "p, q, r; all of them hold"),
         (("train/p/a", "train/p/b", "train/q/A", "train/q/B", "val/p/a"), None),
-        (("train/p/a", "train/p/b", "train/q/A", "train/q/B"), "p, q; all of them hold"),
+        (("train/p/a", "train/p/b", "train/q/A", "train/q/B"), "train/q; all of them hold"),
         (("cat/train", "cat/val", "dog/train", "dog/val"), "cat, dog; all of them hold"),
         (("train/a", "train/b", "unlabeled"), "has train with the folders a, b, which look like"),
         (("train.tar", "val.tar"), "tar files of train, val, which look like splits"),
@@ -92,6 +96,8 @@ def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_
         list_images(tmp_path / "tars")
     list_images(tree(tmp_path / "sites", "s0/a", "s0/b", "s1/a", "s1/b", "s2/b"))
     assert "s0, s1, s2 are read as classes, but most of them hold the same" in caplog.text
+    list_images(tree(tmp_path / "stray", "p/a", "p/b", "q/a", "q/b", "q"))
+    assert "p, q are read as classes, but most of them hold the same" in caplog.text
     list_images(tree(tmp_path / "one", "photos/cat", "photos/dog"))
     assert "if cat, dog are the classes, set data_dir to that folder" in caplog.text
     caplog.clear()

@@ -111,6 +111,25 @@ def test_local_jobs_use_their_device_share_and_failures_show_their_log(folders, 
     assert "add --retry_failed: 1 finished, 1 failed" in out.splitlines()[-1]
 
 
+def test_data_that_cannot_be_opened_are_said_once_before_the_first_job(folders, launch, tmp_path):
+    sweep = tmp_path / "sweep.py"
+    sweep.write_text(
+        "from vit_jax.sweep import Job\n"
+        "def get_sweep():\n"
+        f"    gone = {{'data.source': 'folder', 'data.data_dir': {str(tmp_path / 'gone')!r}}}\n"
+        f"    return [Job({TINY!r}, {{**gone, 'seed': s, 'data.augment.flip': s > 0}})"
+        " for s in (0, 1)]\n"
+    )
+    code, out = launch(f"--sweep={sweep}")
+    assert code == 2
+    (error,) = [line for line in out.splitlines() if line.startswith("error: ")]
+    assert error.startswith(
+        f"error: the data of job 'seed=0,flip=false' and 1 more: no folder {tmp_path}/gone"
+    )
+    assert runs(folders[1]) == {}
+
+
+@pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 @pytest.mark.parametrize("own", ["USR2", "USR1"])
 def test_a_job_passes_warnings_on_but_leaves_submitit_its_own(tmp_path, monkeypatch, own):
     """The job ends with 75 on SIGTERM, and says whether it ignores submitit's signal."""

@@ -1,5 +1,6 @@
 """Scheduling, decided against an executor that runs nothing."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def selection(**options):
 class FakeExecutor(Executor):
     """Ends a job at the second poll after its start.
 
-    An outcome is an exit code, "cancelled", "out of memory", or None for a result.
+    An outcome is an exit code, "cancelled", "out of memory", "bad data", or None for a result.
     """
 
     poll_s = 0.0
@@ -86,7 +87,9 @@ class FakeExecutor(Executor):
         before = read_attempt(job.folder)
         number = before.number + 1 if before else 1
         code = outcome if isinstance(outcome, int) else 0 if outcome is None else 75
-        write_attempt(job.folder, Attempt(number, "fake", "7", "host", 8, 0, 1.0, 2.0, code))
+        error = "no folder PHOTOS" if outcome == "bad data" else None
+        attempt = Attempt(number, "fake", "7", "host", 8, 0, 1.0, 2.0, 2 if error else code)
+        write_attempt(job.folder, dataclasses.replace(attempt, data_error=error))
         if outcome is None:
             rate = job.job.overrides.get("optimizer.learning_rate", 0)
             figures = {METRIC: 1 - abs(rate - 0.01), "eval/test/accuracy_top1": 0.5}
@@ -158,6 +161,21 @@ def test_jobs_run_in_order_and_once_and_the_best_candidate_is_repeated(tmp_path)
     sweep = json.loads((tmp_path / "sweep.json").read_text())
     assert [job["name"] for job in sweep["jobs"]] == ALL
     assert Run(tmp_path).executor.submitted == []
+
+
+def test_an_error_of_the_data_stops_the_jobs_that_share_its_data_section(tmp_path):
+    alike = [Job(TINY, {"seed": seed}, name=f"a{seed}") for seed in range(3)]
+    other = Job(TINY, {"data.train_split": "train[:50%]"}, name="other")
+    executor = FakeExecutor(at_once=2, outcomes={"a0": ["bad data"], "a1": ["hold"] * 99})
+    run = Run(tmp_path, executor, entries=(*alike, other))
+    assert (run.code, executor.submitted) == (1, ["a0", "a1", "other"])
+    assert run.states == {"a0": "failed", "a1": "blocked", "a2": "blocked", "other": "finished"}
+    assert run.notes["a2"] == "has the data that ended 'a0'"
+    said = "a0: jobs with the same data are stopped: no folder PHOTOS"
+    assert run.said.count(said) == 1
+    assert Run(tmp_path, entries=(*alike, other)).executor.submitted == []
+    again = Run(tmp_path, entries=(*alike, other), retry_failed=True)
+    assert (again.code, again.executor.submitted) == (0, ["a0", "a1", "a2"])
 
 
 def test_new_labels_are_recorded_for_finished_jobs(tmp_path):

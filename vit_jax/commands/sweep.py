@@ -113,7 +113,12 @@ def _launch(plan: Plan, args: argparse.Namespace, options: dict[str, Any]) -> in
     with stop, TableView() as view:
         executor = build_executor(args.executor, plan.folder, args.at_once, options)
         view.at_once = executor.at_once
-        open_sweep(plan, view.say, executor=args.executor, started=time.time())
+        found = open_sweep(plan, view.say, executor=args.executor, started=time.time())
+        if args.executor == "local":  # The data of a cluster need not be visible from here.
+            from vit_jax.sweep.data_check import check_data
+
+            ended = ("finished",) if args.retry_failed else ("finished", "failed", "blocked")
+            check_data(one.job for one in found.values() if one.state not in ended)
         if executor.description:
             view.say(f"{args.at_once} at once: {executor.description}")
         scheduler = Scheduler(plan, executor, view.say, view.show, lambda: stop.requested)

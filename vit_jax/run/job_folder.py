@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from vit_jax.errors import EXIT_STOPPED, HostsError, UserError
+from vit_jax.errors import EXIT_STOPPED, DataError, HostsError, UserError
 from vit_jax.run.metrics import read_last_metrics
 from vit_jax.storage.files import append_text, read_json, write_json
 from vit_jax.storage.lock import is_locked
@@ -31,6 +31,8 @@ from vit_jax.storage.paths import cache_dir, is_bucket
 # A job that ends with one of these exit codes is started again: it was stopped and saved, it lost
 # another host, or a signal ended it before it could save.
 _RESTART_CODES = (EXIT_STOPPED, HostsError.exit_code, -signal.SIGTERM, -signal.SIGINT)
+ERROR_FILE = "VIT_JAX_ERROR_FILE"
+"""Environment variable that tells the process of a job its `error_file`."""
 _LAST_BYTES = 50_000
 # Jobs whose files are read at the same time: a bucket takes a moment for each.
 _READERS = 32
@@ -53,6 +55,7 @@ class Attempt:
     ended: float | None = None  # Unix seconds; None: it is running, or its host died
     exit_code: int | None = None  # negative for a signal
     failure: str | None = None  # why not to start it again, if the exit code does not show it
+    data_error: str | None = None  # error line of a run whose data are wrong, or a `data.` key
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any]) -> "Attempt":
@@ -111,6 +114,24 @@ def read_attempt(folder: Path) -> Attempt | None:
 def write_attempt(folder: Path, attempt: Attempt) -> None:
     """Records the latest attempt."""
     write_json(folder / ".sweep" / "attempt.json", dataclasses.asdict(attempt))
+
+
+def error_file(folder: Path) -> Path:
+    """Returns the file where the run of a job notes an error; see `note_data_error`."""
+    return local_folder(folder) / ".sweep" / "error.json"
+
+
+def note_data_error(error: UserError) -> None:
+    """Notes for the sweep that started this process that its data, or a `data.` key, are wrong."""
+    path = os.environ.get(ERROR_FILE)
+    if path and (isinstance(error, DataError) or (error.key or "").startswith("data.")):
+        with contextlib.suppress(OSError):
+            write_json(Path(path), {"error": str(error)})
+
+
+def read_data_error(folder: Path) -> str | None:
+    """Returns what a job's run has noted; None: nothing."""
+    return (read_optional_json(error_file(folder)) or {}).get("error")
 
 
 def clear_failure(folder: Path) -> None:

@@ -15,11 +15,14 @@ from submitit.helpers import DelayedSubmission
 
 from vit_jax.errors import EXIT_STOPPED, LockedError, RunFolderError
 from vit_jax.run.job_folder import (
+    ERROR_FILE,
     Attempt,
+    error_file,
     job_lock,
     keep_log,
     local_folder,
     read_attempt,
+    read_data_error,
     run_lock,
     write_attempt,
 )
@@ -82,9 +85,11 @@ class JobProcess:
 
     def _run(self, log: str, *, record: bool) -> int:
         """Runs the command; `record` says whether to write attempt.json."""
-        variables = {**os.environ, **self.share.environment}
+        note = error_file(self.folder)
+        variables = {**os.environ, **self.share.environment, ERROR_FILE: str(note)}
         here = local_folder(self.folder)
         here.mkdir(parents=True, exist_ok=True)
+        note.unlink(missing_ok=True)
         with (here / log).open("ab") as file:
             self._process = process = subprocess.Popen(
                 self.command,
@@ -107,7 +112,12 @@ class JobProcess:
             with contextlib.suppress(OSError):  # It stays on the local disk.
                 keep_log(self.folder, log)
             if attempt is not None:
-                ended = dataclasses.replace(attempt, ended=time.time(), exit_code=code)
+                ended = dataclasses.replace(
+                    attempt,
+                    ended=time.time(),
+                    exit_code=code,
+                    data_error=read_data_error(self.folder),
+                )
                 write_attempt(self.folder, ended)
         return code
 

@@ -20,7 +20,7 @@ from vit_jax.run.job_folder import (
 from vit_jax.storage.lock import locked
 from vit_jax.sweep.executor import Executor
 from vit_jax.sweep.plan import Plan, PlannedJob
-from vit_jax.sweep.state import JobStatus, read_state, write_record
+from vit_jax.sweep.state import JobStatus, broken_data, read_state, write_record
 
 EXIT_FAILED = 1
 _MOST_STARTS_WITHOUT_PROGRESS = 4
@@ -75,6 +75,8 @@ class Scheduler:
         # Job -> the step at which it last ended, and how often in a row it ended at that step.
         self._ends: dict[str, tuple[int, int]] = {}
         self._cancelled: set[str] = set()
+        self._broken: set[str] = set()  # Jobs that their data have ended.
+        self._asked: set[str] = set()  # Jobs that were asked to stop because of that.
 
     def run(self, *, retry_failed: bool = False) -> int:
         """Returns the exit code: 0 all finished, 1 some failed, 75 stopped.
@@ -113,7 +115,22 @@ class Scheduler:
         self._running = set(running)
         known = {name: status for name, status in self.jobs.items() if name not in ended}
         self.jobs = read_state(self.plan, running, known, self.say)
+        self._stop_with_broken_data()
         self.show(list(self.jobs.values()))
+
+    def _stop_with_broken_data(self) -> None:
+        """Stops jobs whose data section has ended another job; those that wait do not start."""
+        files = {name: (status.result, status.attempt) for name, status in self.jobs.items()}
+        broken = broken_data(self.plan, files)
+        for name in set(broken.values()) - self._broken:
+            error = self.jobs[name].attempt
+            self.say(f"{name}: jobs with the same data are stopped: {error and error.data_error}")
+        self._broken |= set(broken.values())
+        jobs = [self.plan.jobs[name] for name in sorted(self._running - self._asked)]
+        alike = [job for job in jobs if job.config is not None and job.config.data in broken]
+        if alike:
+            self._asked |= {job.name for job in alike}
+            self.executor.stop(alike)
 
     def _start_ready(self) -> None:
         """Starts ready jobs in the order of the plan, until the executor is full."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
 from vit_jax.errors import RunFolderError, SweepError, UserError, first_few
 from vit_jax.run.environment import (
@@ -29,7 +30,8 @@ from vit_jax.sweep.selection import Selection, select_best
 log = logging.getLogger(__name__)
 
 # In order of priority for a short table. "stopped": will be resumed; "waiting": needs other jobs
-# to finish first; "blocked": a job that it needs has failed.
+# to finish first; "blocked": a job that it needs has failed, or one with the same data section
+# because of its data.
 STATES = ("failed", "running", "queued", "ready", "stopped", "waiting", "blocked", "finished")
 _LOST = ("failed", "blocked")
 # A job whose folder has one of these has been started.
@@ -138,6 +140,7 @@ def read_state(
     unread = [job for name, job in plan.jobs.items() if not (name in running or name in known)]
     files = dict(zip([job.name for job in unread], read_all(_read_files, unread), strict=True))
     files |= {name: (job.result, job.attempt) for name, job in known.items()}
+    broken = broken_data(plan, files)
     found: dict[str, JobStatus] = {}
     for name in plan.jobs:  # Each comes after the jobs that it needs.
         selection = plan.jobs[name].awaited_selection
@@ -150,8 +153,25 @@ def read_state(
             found[name] = JobStatus(job, state)
         else:
             status = _status(job, *files[name], found)
+            other = broken.get(job.config.data) if job.config is not None else None
+            if other is not None and status.state in ("ready", "stopped"):
+                status = JobStatus(job, "blocked", f"has the data that ended {other!r}")
             found[name] = dataclasses.replace(status, attempt=files[name][1])
     return found
+
+
+def broken_data(
+    plan: Plan, files: Mapping[str, tuple[dict[str, Any] | None, Attempt | None]]
+) -> dict[DataConfig, str]:
+    """Returns the data sections that have ended a job with an error, and the job's name."""
+    broken: dict[DataConfig, str] = {}
+    for name, (result, attempt) in files.items():
+        config = plan.jobs[name].config
+        if config is None or result is not None or attempt is None:
+            continue
+        if attempt.why_failed is not None and attempt.data_error is not None:
+            broken[config.data] = name
+    return broken
 
 
 def _read_files(job: PlannedJob) -> tuple[dict[str, Any] | None, Attempt | None]:

@@ -105,10 +105,11 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
     `images` are those of each folder, relative to the root. Warns if many subfolders are the same.
     """
     below = {place: _subfolders(place, inside) for place, inside in images.items() if inside}
-    places = [place.rpartition("/")[2].removesuffix(".tar") for place in below]
+    mixed = {place for place in below if _holds_images(place, images[place])}
+    places = [place.removesuffix(".tar") for place in below]
     counts = Counter(name for names in below.values() for name in names)
     alike = first_few(sorted(counts), _MAX_NAMED)
-    train = [p for p, names in below.items() if split_of(p) == "train" and len(names) > 1]
+    train = [p for p in below.keys() - mixed if split_of(p) == "train" and len(below[p]) > 1]
     if len(below) == 1:
         within = images[next(iter(below))][0].name.split("/")[1:-1]
         if any(split_of(name) == "train" for name in (*within, *counts)):
@@ -118,7 +119,9 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
                 "%s: all images are of the one class %s; if %s are the classes, set data_dir to"
                 " that folder", root, places[0], alike,
             )  # fmt: skip
-    elif len(counts) > 1 and all(len(names) == len(counts) for names in below.values()):
+    elif (
+        len(counts) > 1 and not mixed and all(len(names) == len(counts) for names in below.values())
+    ):
         shown = first_few(places, _MAX_NAMED)
         raise _layout_error(f"{root} has {shown}; all of them hold the folders {alike}; they")
     elif train:
@@ -138,13 +141,14 @@ def _layout_error(got: str) -> DataError:
 
 
 def _subfolders(place: str, images: Iterable[ImageEntry]) -> set[str]:
-    """Returns the subfolders that hold all images of a folder; empty: some are not in subfolders.
+    """Returns the subfolders of a folder that hold images.
 
     A folder with a single subfolder stands for this one, unless that has no subfolders.
     """
     start = len(place) + 1
     folders = {i.name[start:].rpartition("/")[0] for i in images if i.size != UNREADABLE}
     found: set[str] = set()
+    folders -= {""}
     while folders:
         first = {folder.partition("/")[0] for folder in folders}
         if "" in first:
@@ -154,6 +158,12 @@ def _subfolders(place: str, images: Iterable[ImageEntry]) -> set[str]:
             break
         folders = {folder.partition("/")[2] for folder in folders}
     return found
+
+
+def _holds_images(place: str, images: Iterable[ImageEntry]) -> bool:
+    """Whether images lie beside the subfolders of a folder."""
+    start = len(place) + 1
+    return any("/" not in image.name[start:] for image in images if image.size != UNREADABLE)
 
 
 def splits_without_classes(images: Iterable[ImageEntry]) -> dict[str, str]:

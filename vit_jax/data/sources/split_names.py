@@ -7,7 +7,8 @@ Lines of a table: a column says which split an image is in if
 
 - its name does: one of the words split, subset, partition and fold; or set, phase, usage or
   train_test; or a split alone or after is, in, for or use, such as is_valid or isTrainingImage;
-- or its values do: all of them name splits, or two different splits, or one of two names train.
+- or its values do: all of them name splits, or two different splits, or one of two names train, or
+  a few values have such names in them, such as web_train and web_val.
 
 Such a column is read if each value names a split, or if its name asks a question (is_valid) and
 each value is an answer (0 or 1, False or True, no or yes). An image is then in the split of which
@@ -47,6 +48,8 @@ _UNCLEAR = ("val", "valid", "dev", "eval")
 _YES = ("1", "1.0", "true", "t", "yes", "y")
 _NO = ("0", "0.0", "false", "f", "no", "n")
 _MAX_NAMED = 5
+# Values of a column that may have names of splits in them; more are names of files.
+_FEW = 10
 
 
 def split_of(name: str) -> str | None:
@@ -73,7 +76,7 @@ def read_splits(
             named[(column,)] = [splits[text] or "" for text in cells]
         elif asked and all(value in _YES + _NO for value in values.values()):
             answers[column] = asked, [values[text] in _YES for text in cells]
-        elif asked or _BARE.fullmatch(_letters(column)) or _says_split(column, splits):
+        elif asked or _is_question(column) or _says_split(column, splits):
             raise _unreadable_column(path, column, sorted(values))
     if answers:
         named[(*answers,)] = _answered(path, list(answers.values()), list(answers))
@@ -94,7 +97,11 @@ def _says_split(column: str, splits: Mapping[str, str | None]) -> bool:
     found = {split for split in splits.values() if split}
     if None not in splits.values():
         return bool(found)
-    return "train" in found and (len(found) > 1 or len(splits) == 2)
+    if "train" in found and (len(found) > 1 or len(splits) == 2):
+        return True
+    within = [{split_of(word) for word in _words(text)} - {None} for text in splits]
+    within_all = set[str | None]().union(*within)
+    return len(splits) <= _FEW and all(within) and len(within_all) > 1 and "train" in within_all
 
 
 def _split_of_cell(text: str) -> str | None:
@@ -105,10 +112,15 @@ def _asked_split(column: str) -> str | None:
     """Returns the split after which the name of a column asks, such as val for is_valid."""
     letters = _letters(column)
     match = _QUESTION.fullmatch(letters) or _BARE.fullmatch(letters)
-    if match is None or letters in _UNCLEAR:
-        return None
+    if match is None or letters in _UNCLEAR or re.search("valid(?!ation|$)", letters):
+        return None  # is_valid_image may also ask whether an image is intact.
     split = _split_of_cell(match[1])
     return "val" if split in ("valid", "validation") else split
+
+
+def _is_question(column: str) -> bool:
+    letters = _letters(column)
+    return bool(_QUESTION.fullmatch(letters) or _BARE.fullmatch(letters))
 
 
 def _answered(path: Path, answers: list[tuple[str, list[bool]]], columns: list[str]) -> list[str]:
