@@ -7,14 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from processes import ROOT, TIMEOUT_S, TINY, one_line, wait_for
 from short_runs import content, train
 
+from vit_jax.__main__ import main
 from vit_jax.errors import RunFolderError
-from vit_jax.report.run import Run
 from vit_jax.run import environment
+from vit_jax.run.default_folder import default_folder
 from vit_jax.run.environment import (
     append_environment,
     changed_code,
@@ -22,6 +24,7 @@ from vit_jax.run.environment import (
     code_environment,
     code_versions,
     differences,
+    hash_of_files,
     hash_of_sources,
     read_environments,
 )
@@ -63,8 +66,10 @@ def files(run):
         ({"python": "3.13.0"}, ["python 3.12 -> 3.13"]),
         ({"sources": "4567", "git_revision": None},
          ["vit_jax 0123 (revision abc) -> 4567 (revision None)"]),
+        # A plug-in counts on its platform, where both list it.
         ({"packages": {"jax": "0.12.0", "turbojpeg": "1.0"}},
          ["jax 0.10.2 -> 0.12.0", "turbojpeg None -> 1.0"]),
+        ({"packages": {"jax": "0.10.2", "libtpu": "0.0.50"}}, ["libtpu 0.0.42 -> 0.0.50"]),
     ],
 )  # fmt: skip
 def test_changes_that_may_change_the_result_are_named(change, rows):
@@ -79,16 +84,18 @@ def test_changes_that_may_change_the_result_are_named(change, rows):
         ("report/tables.py", False),
         ("commands/runs.py", False),
         ("train/__pycache__/step.cpython-313.pyc", False),
+        ("recipes/quickstart.py", False),  # Of a wheel; a clone has it in configs/.
     ],
 )
 def test_the_hash_is_of_the_sources_that_training_imports(tmp_path, file, counts):
     copied = shutil.copytree(ROOT / "vit_jax", tmp_path / "vit_jax")
-    before = hash_of_sources(copied)
+    (copied / "train" / ".#step.py").symlink_to("nowhere")  # The lock file of an editor.
+    before = hash_of_files(copied)
     assert before == hash_of_sources()
     path = copied / file
     path.parent.mkdir(exist_ok=True)
     path.write_bytes((path.read_bytes() if path.exists() else b"") + b"\n")
-    assert (hash_of_sources(copied) != before) is counts
+    assert (hash_of_files(copied) != before) is counts
 
 
 def test_training_imports_nothing_that_the_hash_leaves_out():
@@ -100,7 +107,7 @@ def test_training_imports_nothing_that_the_hash_leaves_out():
         if path.relative_to(package).parts[0] not in (*environment._NOT_IN_TRAINING, "__main__.py")
     ]
     assert package / "train" / "loop.py" in kept
-    imports = re.compile(rf"(from|import) vit_jax\.({left_out})\b")
+    imports = re.compile(rf"(from|import) vit_jax(\.| import .*\b)({left_out})\b")
     assert [path for path in kept if imports.search(path.read_text())] == []
 
 
@@ -115,7 +122,7 @@ def test_an_image_without_git_has_the_revision_of_its_build(monkeypatch):
 def test_a_session_appends_its_environment(run):
     (row,) = read_environments(run)
     env = json.loads((run / "env.json").read_text())
-    assert env.items() <= row.items()
+    assert {key: row[key] for key in env} == env
     assert (row["step"], row["changes"]) == (0, [])
     assert row["sources"] == hash_of_sources()
 
@@ -149,7 +156,7 @@ def test_other_packages_are_named(stopped, digits_dir, monkeypatch, capfd):
     )
 
 
-def test_new_code_continues_and_the_record_says_so(stopped, digits_dir, edited):
+def test_new_code_continues_and_the_record_says_so(stopped, digits_dir, edited, capfd):
     first = (stopped / "env.json").read_bytes()
     assert train(stopped, digits_dir, "--new_code") == 0
     assert (stopped / "env.json").read_bytes() == first
@@ -161,8 +168,12 @@ def test_new_code_continues_and_the_record_says_so(stopped, digits_dir, edited):
     assert train(stopped, digits_dir) == 0
     assert len(read_environments(stopped)) == 3
     assert changed_code(stopped)
-    assert Run(stopped).changed_code == NOTE
     assert read_status(stopped).changed_code
+    capfd.readouterr()
+    assert main(["runs", str(stopped)]) == 0
+    assert f"finished, {NOTE}" in capfd.readouterr().out
+    assert main(["report", str(stopped)]) == 0
+    assert NOTE in (stopped / "report" / "runs.csv").read_text()
 
 
 def test_a_finished_run_says_so_with_any_code(run, digits_dir, edited, caplog):
@@ -178,16 +189,37 @@ def test_a_run_that_has_saved_nothing_starts_again_with_any_code(stopped, digits
     (row,) = read_environments(stopped)
     assert (row["step"], row["sources"], row["changes"]) == (0, "edited", [])
     assert json.loads((stopped / "env.json").read_text())["sources"] == "edited"
-    assert Run(stopped).changed_code == ""
+    assert not changed_code(stopped)
+
+
+@pytest.mark.usefixtures("optax_promotes")
+def test_a_first_save_that_was_cut_off_is_no_checkpoint(stopped, digits_dir, edited):
+    shutil.rmtree(stopped / "checkpoints")
+    (stopped / "checkpoints" / "20.orbax-checkpoint-tmp").mkdir(parents=True)
+    assert train(stopped, digits_dir) == 0
+    assert [row["step"] for row in read_environments(stopped)] == [0]
 
 
 def test_a_folder_without_the_record_is_refused(stopped, digits_dir, capfd):
     (stopped / "environments.jsonl").unlink()
     assert train(stopped, digits_dir) == 2
     assert "(no environments.jsonl)" in one_line(capfd)
+    now = code_environment()
     with pytest.raises(RunFolderError):
-        check_code("it", stopped, new_code=False)
-    assert check_code("it", stopped, new_code=True) == ["no environments.jsonl"]
+        check_code("it", stopped, now, new_code=False)
+    assert check_code("it", stopped, now, new_code=True) == ["no environments.jsonl"]
+    (stopped / "environments.jsonl").write_text('{"step": 0}\n')
+    assert check_code("it", stopped, now, new_code=True) == ["environments.jsonl cannot be read"]
+
+
+def test_the_same_command_continues_its_run_with_the_flag(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "quickstart-2026-01-01"
+    folder.mkdir(parents=True)
+    command = ["train", "--config=quickstart"]
+    (folder / "env.json").write_text(json.dumps({"command": ["vit-jax", *command]}))
+    monkeypatch.setattr(sys, "argv", ["vit-jax", *command, "--new_code"])
+    assert default_folder("quickstart") == Path("runs/quickstart-2026-01-01")
 
 
 @pytest.mark.slow

@@ -349,7 +349,11 @@ def test_a_sweep_compares_its_code_once_before_its_first_job(tmp_path, monkeypat
     assert sorted(more.executor.submitted) == ["more", "other"]
     assert "--new_code" in more.plan.jobs["more"].command()
     assert "--new_code" not in more.plan.jobs["other"].command()
-    assert "--new_code" not in Plan(Sweep("s.py", [pretrain]), tmp_path).jobs["pretrain"].command()
+    # A later launch passes it on as well: a job may have been stopped by the old code.
+    later = Plan(Sweep("s.py", [pretrain]), tmp_path)
+    assert "--new_code" in later.jobs["pretrain"].command()
+    elsewhere = Plan(Sweep("s.py", [pretrain]), tmp_path / "other")
+    assert "--new_code" not in elsewhere.jobs["pretrain"].command()
 
 
 def scored(*values):

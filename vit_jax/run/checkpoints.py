@@ -22,7 +22,13 @@ from orbax.checkpoint import options as orbax_options
 from vit_jax.config.run import CheckpointConfig
 from vit_jax.errors import CheckpointError, RunFolderError, UserError
 from vit_jax.parallel.processes import barrier, name_late_processes, on_first_host
-from vit_jax.run.about import COMMIT_FILE, choose_checkpoint, describe, evaluated_item, incomplete_steps
+from vit_jax.run.about import (
+    COMMIT_FILE,
+    choose_checkpoint,
+    describe,
+    evaluated_item,
+    incomplete_steps,
+)
 from vit_jax.run.damage import check_arrays, set_aside, with_digests
 from vit_jax.run.digest import start_digests, tree_digests
 from vit_jax.run.environment import environment

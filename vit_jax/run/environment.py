@@ -129,9 +129,9 @@ def git_revision() -> str | None:
 def read_environments(folder: Path) -> list[dict[str, Any]]:
     """Returns the environments of a run's sessions, from its last start at step 0 on.
 
-    [] if none is kept. Each has the keys of `environment` (in a sweep's folder those of `code_environment`), "time" in
-    unix seconds, "step", where the session began (in a sweep: the number of finished jobs), and
-    "changes", what `--new_code` let change.
+    [] if none is kept. Each has the keys of `environment` (in a sweep's folder those of
+    `code_environment`), "time" in unix seconds, "step", where the session began (in a sweep: the
+    number of finished jobs), and "changes", what `--new_code` let change.
     """
     rows = read_log(folder / FILE, _is_line)
     starts = [i for i, row in enumerate(rows) if row["step"] == 0]
@@ -159,9 +159,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return rows + [f"{name} {a} -> {b}" for name, (a, b) in versions.items() if a != b]
 
 
-def check_code(
-    what: str, folder: Path, now: Mapping[str, Any], *, new_code: bool
-) -> list[str]:
+def check_code(what: str, folder: Path, now: Mapping[str, Any], *, new_code: bool) -> list[str]:
     """Returns what has changed since the last session of a folder, if `new_code` accepts it.
 
     `now` is `environment` or `code_environment`.
