@@ -25,10 +25,10 @@ def test_sigmoid_by_hand_sums_over_the_classes():
 
 
 def test_the_mean_over_classes_and_binary_targets_by_hand():
-    """The shares 1/4 and 3/4 of a mixed image become 1 and 1."""
+    """The shares 3/4 and 1/4 of a mixed image become 1 and 1."""
     options = {"mean_over_classes": True, "binary_targets": True}
     loss = make_loss(LossConfig(name="sigmoid_cross_entropy", **options))
-    mixed = loss(LOGITS[:1], jnp.asarray([[0.25, 0.75]]))
+    mixed = loss(LOGITS[:1], jnp.asarray([[0.75, 0.25]]))
     np.testing.assert_allclose(mixed, [-(np.log(1 / 2) + np.log(3 / 4)) / 2], rtol=1e-6)
 
 
