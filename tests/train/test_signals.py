@@ -12,11 +12,15 @@ from vit_jax.warning_signals import WARNING_SIGNALS
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, *WARNING_SIGNALS])
 def test_a_signal_asks_to_stop_and_gets_its_handler_back(number):
-    before = signal.getsignal(number)
-    with StopSignals("stopping") as stop:
-        os.kill(os.getpid(), number)
-        assert stop.requested
-    assert signal.getsignal(number) is before
+    mine = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, mine)  # pytest may have been started by nohup.
+    try:
+        with StopSignals("stopping") as stop:
+            os.kill(os.getpid(), number)
+            assert stop.requested
+        assert signal.getsignal(number) is mine
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_warning_that_is_ignored_or_handled_by_others_is_left_alone(monkeypatch):
