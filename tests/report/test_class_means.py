@@ -71,8 +71,8 @@ def by_optimization(right, totals, side):
             constraints={"type": "eq", "fun": lambda p: p.mean() - mean},
             options={"ftol": 1e-14, "maxiter": 1000},
         ).x
-        factor = np.sum(totals) / (np.sum(totals) - size + 1)
-        return (found - mean) ** 2 / (factor * np.sum(best * (1 - best) / totals) / size**2)
+        free = np.subtract(totals, 1)
+        return (found - mean) ** 2 / (np.sum(best * (1 - best) / free) / size**2)
 
     far = 0.02 if side < 0 else 0.98
     return optimize.brentq(lambda mean: score(mean) - 1.959964**2, found + side * 1e-4, far)
@@ -127,8 +127,9 @@ def test_a_table_of_another_evaluation_is_not_used(tmp_path):
     assert means_of(tmp_path)["A"]["source"] == ""
 
 
-def test_a_class_of_three_images_gives_no_interval(tmp_path):
-    put(tmp_path, "A", np.arange(1003) % 4 > 0, labels_of((1000, 3)))
+@pytest.mark.parametrize("counts", [(1000, 3), (100,) * 20 + (1,) * 80, (200,) * 5 + (2,) * 5])
+def test_classes_with_very_few_images_give_no_interval(tmp_path, counts):
+    put(tmp_path, "A", np.arange(sum(counts)) % 4 > 0, labels_of(counts))
     assert np.isnan(means_of(tmp_path)["A"]["low"])
 
 

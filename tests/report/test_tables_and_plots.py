@@ -151,6 +151,29 @@ def test_without_a_source_of_uncertainty_nothing_is_certain(tmp_path):
         assert row[1].text.endswith("(uncertainty not known)")
 
 
+def test_a_class_named_like_a_deviation_or_a_number_is_a_class(tmp_path):
+    classes = {"leaf": 0.7, "leaf_std": 0.5, "01": 0.2, "1": 0.4, "²": 0.3}
+    figures = {f"eval/test/accuracy_class/{name}": share for name, share in classes.items()}
+    put(tmp_path, "a", figures, model="A")
+    table = make_table(tmp_path, "eval/test/accuracy_class/{class}", columns="class")
+    assert {name: cell(table, "A", name).text for name in table.header[1:]} == {
+        "leaf": "70.00", "leaf_std": "50.00", "01": "20.00", "1": "40.00", "²": "30.00",
+    }  # fmt: skip
+
+
+def test_a_table_of_metrics_with_opposite_directions_is_refused(tmp_path):
+    put(tmp_path, "a", {"eval/test/loss": 1.0, "eval/test/accuracy_top1": 0.5}, model="A")
+    with pytest.raises(ConfigError, match="one table for each kind"):
+        make_table(tmp_path, "eval/test/{metric}", columns="metric")
+    with pytest.raises(ConfigError, match="lower=yes"):
+        parse_requests([f"metric={SCORE},lower=yes"], TableRequest, "--table")
+
+
+def test_a_table_of_the_wall_time(tmp_path):
+    put(tmp_path, "a", {"wall_time_s": 3.5}, model="A")
+    assert cell(make_table(tmp_path, "wall_time_s"), "A", "cifar10").text == "3.500"
+
+
 def test_runs_with_the_same_seed_are_no_two_seeds(tmp_path):
     for name, score in (("a", 0.5), ("b", 0.7)):
         put(tmp_path, name, {"eval/test/mine": score}, model="A", seed=3)

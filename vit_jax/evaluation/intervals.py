@@ -97,8 +97,8 @@ def mean_share_quantiles(
     Their middle 95 % is the score interval of the mean: it holds the values m for which
     |found - m| is at most 1.96 sqrt(sum_k p_k (1 - p_k) / n_k) / K, where the p_k are the most
     likely shares whose mean is m. With a single share this is Wilson's interval. Unlike intervals
-    from the found shares, it is right for shares of 0 and 1 and for small n_k. The variance has the
-    factor N / (N - K + 1), with N examples in all, because K - 1 shares are free to fit them.
+    from the found shares, it is right for shares of 0 and 1 and for small n_k. With several shares
+    each variance has the factor n_k / (n_k - 1), because the shares are fitted to the examples.
 
     Args:
         right: number of right examples of each class, at most the total; a mean over several runs
@@ -110,7 +110,7 @@ def mean_share_quantiles(
     """
     from scipy import stats
 
-    found, examples, classes = (right / totals).mean(), totals.sum(), len(totals)
+    found, classes = (right / totals).mean(), len(totals)
     (right, totals), times = np.unique([right, totals], axis=1, return_counts=True)
     # The Lagrange multiplier c decides the mean: the p_k solve c p^2 - (n_k + c) p + right_k = 0.
     # A share of 1 changes from c = n_k on, and one of 0 from c = -n_k on.
@@ -126,8 +126,8 @@ def mean_share_quantiles(
         smaller = 2 * right / (linear + root)
     shares = np.clip(np.where(linear > 0, smaller, larger), 0, 1)
     means = shares @ times / classes
-    variances = (shares * (1 - shares) / totals) @ times / classes**2
-    deviations = np.sqrt(variances * examples / (examples - classes + 1))
+    free = np.maximum(totals - 1, 1) if classes > 1 else totals
+    deviations = np.sqrt((shares * (1 - shares) / free) @ times) / classes
     known = deviations > 0
     scores = np.append((means[known] - found) / deviations[known], 0)
     order = np.argsort(scores)

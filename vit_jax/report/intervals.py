@@ -52,6 +52,8 @@ _DRAWN = ["draws", "images", "paired", "freedom", "pooled", "source"]
 _ROUNDING = 1e-6
 # A mean over classes with fewer images than as many as this of a single class gets no interval.
 _FEWEST_IMAGES = 20
+_FEW_IN_CLASS = 10
+_DIGITS = 10
 
 
 def with_intervals(
@@ -84,6 +86,8 @@ def with_intervals(
     ]
     low, high = np.array(ends).reshape(-1, 2).T
     low, high = np.clip((low, high), *kind_of(metric).bounds)  # Student's t does not know them.
+    # The last digits differ between versions of SciPy and NumPy.
+    low, high = np.round((low, high), _DIGITS)
     return means.join(drawn.assign(low=low, high=high))
 
 
@@ -245,7 +249,7 @@ def _draw_images(cell: pd.DataFrame, name: str) -> tuple[np.ndarray, int, str]:
     if len(tested) < len(found) or len({one.totals.tobytes() for one in tested}) > 1:
         return np.zeros(DRAWS), 0, ""
     totals, right = tested[0].totals, np.mean([one.right for one in tested], axis=0)
-    if len(totals) ** 2 / (1 / totals).sum() < _FEWEST_IMAGES and len(totals) > 1:
+    if len(totals) > 1 and not _enough_images(totals):
         return np.zeros(DRAWS), 0, ""
     quantiles = mean_share_quantiles(right, totals) - (right / totals).mean()
     test_sets = {one.examples.test_set if one.examples else "" for one in tested}
@@ -258,6 +262,16 @@ def _draw_images(cell: pd.DataFrame, name: str) -> tuple[np.ndarray, int, str]:
         return resample_means(values, test_set) - values.mean(), len(values), test_set
     draws = _in_order_of_images(quantiles, values, index, totals, test_set, name)
     return draws, len(values), test_set
+
+
+def _enough_images(totals: np.ndarray) -> bool:
+    """Whether the interval of a mean over classes is right for these numbers of images (ours).
+
+    Of classes with very few images nothing shows the variance, so they must not decide the whole.
+    """
+    of_class = 1 / totals
+    few = of_class[totals < _FEW_IN_CLASS].sum()
+    return len(totals) ** 2 / of_class.sum() >= _FEWEST_IMAGES and few <= of_class.sum() / 4
 
 
 def _in_order_of_images(

@@ -85,7 +85,7 @@ def natural_key(value: Any) -> tuple[tuple[int, float, str], ...]:
     if is_number(value) or re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", str(value)):
         return ((0, float(value), ""),)
     parts = re.split(r"(\d+)", str(value))
-    return tuple((0, float(p), "") if p.isdigit() else (1, 0.0, p) for p in parts if p)
+    return tuple((0, float(p), "") if p.isdecimal() else (1, 0.0, p) for p in parts if p)
 
 
 def title_of(name: str) -> str:

@@ -86,7 +86,11 @@ def selections_table(frame: pd.DataFrame, scores: Iterable[Table]) -> Table:
     selections = frame.index.map(lambda run: repr(run.job.get("selection") or ""))
     groups = [group for _, group in frame.groupby(selections, sort=False)]
     selected = [group for group in groups if group.index[0].job.get("selection")]
-    rows = [_selection(group, reported, frame.index) for group in selected]
+    # Another sweep in the same report may have a selection of the same name.
+    rows = [
+        _selection(g, reported, [r for r in frame.index if _sweep_of(r) == _sweep_of(g.index[0])])
+        for g in selected
+    ]
     return table_of("Selected settings", pd.DataFrame(rows))
 
 
@@ -126,6 +130,11 @@ def _selection(
     }
 
 
+def _sweep_of(run: Run) -> str:
+    """Returns the folder of the jobs of a run's sweep."""
+    return str(run.path).removesuffix(str(run.job.get("name", "")))
+
+
 def _better_candidate(selection: Mapping[str, Any], folder: str, found: Iterable[Run]) -> str:
     """Returns the best candidate below `folder` and its score; "": it is the selected one."""
     metric = str(selection.get("metric", ""))
@@ -135,6 +144,8 @@ def _better_candidate(selection: Mapping[str, Any], folder: str, found: Iterable
         if run.finished
         and run.stage == "search"
         and str(run.job.get("name", "")).startswith(folder)
+        # Not of the selection a/b, if this is a.
+        and "/" not in str(run.job["name"])[len(folder) :]
         and metric in run.figures
     }
     if not scores or selection.get("mode") not in ("max", "min"):

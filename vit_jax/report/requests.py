@@ -124,11 +124,18 @@ def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> t
             key.strip(): value.strip() if equals else True for key, equals, value in pairs
         }
         for key in given.keys() & {"log_x", "log_y", "lower"}:
-            given[key] = given[key] in (True, "true", "True", "1")
+            given[key] = _bool(given[key], f"{option}: {key}")
         if "margin" in given:
             given["margin"] = _number(given["margin"], f"{option}: margin")
         requests.append(_read(given, kind, option))
     return tuple(requests) or None
+
+
+def _bool(value: Any, source: str) -> bool:
+    words = {"true": True, "1": True, "false": False, "0": False}
+    if str(value).lower() not in words:
+        raise ConfigError(f"{source}={value}", "true or false", "correct it, or leave =... out")
+    return words[str(value).lower()]
 
 
 def _number(text: Any, source: str) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.evaluation.metric_kinds import kind_of
+from vit_jax.evaluation.metric_kinds import class_of, kind_of
 from vit_jax.report.frame import differing, differing_settings, place
 from vit_jax.report.labels import FROZEN_FEATURES, is_number, natural_key
 from vit_jax.report.run import COLUMNS, Run
@@ -65,13 +65,20 @@ def _find_values(frame: pd.DataFrame, pattern: str, option: str) -> pd.DataFrame
         for name in sorted(figures, key=natural_key):
             match = matching.fullmatch(name)
             if match and is_number(figures[name]):
-                words = {k: int(v) if v.isdigit() else v for k, v in match.groupdict().items()}
-                within = figures.get(f"{name}_std") or None
+                words = {k: _number_or_text(v) for k, v in match.groupdict().items()}
+                # A class may be named "leaf_std".
+                within = None if class_of(name)[1] else figures.get(f"{name}_std") or None
                 found = {VALUE: float(figures[name]), WITHIN: within, METRIC: name}
                 rows.append({**row, **words, **found})
                 index.append(run)
     columns = list(dict.fromkeys([*frame.columns, *matching.groupindex, *_OBSERVED]))
     return pd.DataFrame(rows, index=pd.Index(index, dtype=object), columns=columns, dtype=object)
+
+
+def _number_or_text(word: str) -> int | str:
+    """Returns a word as a number, unless that would change how it is written, as of "01"."""
+    is_number = word.isascii() and word.isdecimal() and str(int(word)) == word
+    return int(word) if is_number else word
 
 
 def has_metric(frame: pd.DataFrame, pattern: str) -> bool:
@@ -101,9 +108,9 @@ def find_chances(observed: pd.DataFrame) -> pd.Series:
 
 
 def _chance(run: Run, metric: str) -> float:
-    kind, name, *_ = metric.split("/")
     if not metric.endswith("/accuracy_top1"):
         return math.nan
+    kind, name, *_ = metric.split("/")
     of_features = kind in FROZEN_FEATURES
     count = run.figures.get(f"{kind}/{name}/classes") if of_features else len(run.classes)
     return 1 / count if count else math.nan

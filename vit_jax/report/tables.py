@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from vit_jax.errors import ConfigError
 from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report import labels, vtab
 from vit_jax.report.frame import text_column
@@ -21,6 +22,7 @@ from vit_jax.report.labels import (
 from vit_jax.report.requests import TableRequest
 from vit_jax.report.run import Run
 from vit_jax.report.scores import (
+    METRIC,
     differing_within,
     find_chances,
     means_over,
@@ -85,6 +87,13 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     axes = {"rows": request.rows, "columns": request.columns}
     observed = observe(frame, metric, request.where, pool=request.pool, **axes)
     observed = observed[(observed[_KEYS] != "").all(axis="columns")]
+    if len({kind_of(name).lower for name in observed[METRIC]} | {kind_of(metric).lower}) > 1:
+        raise ConfigError(
+            f"metric={metric} has metrics of which larger values are better, and others of which"
+            " smaller ones are",
+            "one table for each kind",
+            "name the metrics in several --table=",
+        )
     pending = _pending(request, frame)
     columns, rows = (
         sorted({*observed[key], *(cell[i] for cell in pending)}, key=natural_key)

@@ -214,9 +214,13 @@ def _select(
     It waits for final runs of an earlier selection that are still running.
     """
     candidates = [found[name] for name in selection.candidate_jobs]
-    ended = ("finished", *_LOST) if selection.on_failed == "skip" else ("finished",)
-    if any(candidate.state not in ended for candidate in candidates):
-        return False
+    ended = ("finished", "failed") if selection.on_failed == "skip" else ("finished",)
+    for candidate in candidates:
+        lost = any(found[need].state in _LOST for need in candidate.job.needs)
+        skipped = lost and selection.on_failed == "skip"
+        # A candidate that only waits for its data to be mended may still run.
+        if candidate.state not in ended and not skipped:
+            return False
     try:
         choice = select_best(selection, [(c.name, c.result) for c in candidates])
     except SweepError as error:
