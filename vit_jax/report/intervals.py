@@ -271,7 +271,8 @@ def _enough_images(totals: np.ndarray) -> bool:
     """
     of_class = 1 / totals
     few = of_class[totals < _FEW_IN_CLASS].sum()
-    return len(totals) ** 2 / of_class.sum() >= _FEWEST_IMAGES and few <= of_class.sum() / 4
+    enough = len(totals) ** 2 / of_class.sum() >= _FEWEST_IMAGES
+    return bool(enough and few <= of_class.sum() / 4)
 
 
 def _in_order_of_images(
