@@ -9,6 +9,7 @@ import pytest
 from e2e.test_damage import flip_a_value
 from many_processes import ROOT, Run
 
+from vit_jax.run.environment import read_environments
 from vit_jax.run.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -103,8 +104,9 @@ def test_one_host_resumes_a_run_of_two_hosts(tmp_path, digits_dir, two):
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         assert value == pytest.approx(theirs[key], rel=RELATIVE), key
-    env = json.loads((alone.workdir / "env.json").read_text())
-    assert (env["host_count"], env["device_count"]) == (1, 1)
+    first, second = read_environments(alone.workdir)
+    assert (first["host_count"], first["device_count"]) == (2, 2)
+    assert (second["host_count"], second["device_count"]) == (1, 1)
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
