@@ -86,16 +86,12 @@ def _reconstruct(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, 
 
 
 def _predict_colours(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, Pixels]:
-    section, side = config.masked_patches, config.data.image_size
-    model = nnx.eval_shape(
-        lambda: masked.build_masked_model(
-            config.model, section.num_colours, image_size=side, key=jax.random.key(0)
-        )
-    )
+    section = config.masked_patches
+    model = nnx.eval_shape(lambda: masked.build_masked_vit(config, key=jax.random.key(0)))
     model = _filled(model, checkpoint)
     patch = model.image_size[0] // model.grid[0]
     batch = masked.evaluation_batch(jnp.asarray(pixels), section, patch)
-    logits = masked.predict(model, batch)
+    logits = model.predict(batch)
     corrupted, hidden, source = (
         np.asarray(batch[name]).reshape(len(pixels), -1, 1)
         for name in ("corrupted", "hidden", "source")

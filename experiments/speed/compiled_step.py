@@ -43,7 +43,7 @@ def ours(args: argparse.Namespace, devices: list[Any]) -> Step:
     import jax
 
     from vit_jax.config.file import load_config
-    from vit_jax.models.attention import choose_attention
+    from vit_jax.models.attention_choice import choose_attention
     from vit_jax.models.flops import traced_macs
     from vit_jax.models.registry import model_shape
     from vit_jax.parallel.mesh import make_mesh

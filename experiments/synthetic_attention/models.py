@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from experiments.synthetic_attention.tasks import Association, Convolution, DoubleIf, offset_table
 from vit_jax.models.attention import SelfAttention
+from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import gelu, softmax
 from vit_jax.models.mlp import Mlp
 
@@ -107,19 +108,20 @@ class SequenceModel(nnx.Module):
     """
 
     def __init__(self, kind: str, inputs: int, outputs: int, shape: Shape, *, rngs: nnx.Rngs):
-        width = shape.width
+        width, options = shape.width, BlockOptions()
         self.embed = _linear(inputs, width, rngs=rngs)
         if kind == "attention":
-            # `tokens` matters only with positions.
-            attention = partial(SelfAttention, tokens=0, implementation="einsum", rngs=rngs)
-            mixers = [attention(width, shape.heads) for _ in range(shape.layers)]
+            mixers = [
+                SelfAttention(width, shape.heads, options, implementation="einsum", rngs=rngs)
+                for _ in range(shape.layers)
+            ]
         else:
             mixers = [
                 Convolving(width, shape.kernel_size, dilation, rngs=rngs)
                 for dilation in _dilations(kind, shape.layers)
             ]
         self.mixers = nnx.List(mixers)
-        self.mlps = nnx.List([Mlp(width, shape.mlp_dim, rngs=rngs) for _ in mixers])
+        self.mlps = nnx.List([Mlp(width, shape.mlp_dim, options, rngs=rngs) for _ in mixers])
         self.head = _linear(width, outputs, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B N F"]) -> Float[Array, "B N O"]:

@@ -7,8 +7,9 @@ from flax import nnx
 from random_models import random_images, random_model, run
 
 from vit_jax.analysis import attention_distance, mean_distances, patch_distances
+from vit_jax.analysis.batches import map_attention
 from vit_jax.errors import DataError, ModelError
-from vit_jax.models.attention import AttentionChoice
+from vit_jax.models.attention_choice import AttentionChoice
 
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
 
@@ -101,7 +102,7 @@ def test_attention_kernel_scan_and_padding_do_not_change_the_distances():
     # Like a fused kernel that needs an even number of tokens; the padding is cut off first.
     padded = random_model("ViT-Ti/4", **options)
     assert padded.tokens == 7
-    padded.attention = AttentionChoice("xla", 8, "for this test")
+    padded.encoder.attention = AttentionChoice("cudnn", 8, "for this test")
     for other in (unrolled, padded):
         found = attention_distance(other, random_images(3, 8), batch_size=2)
         np.testing.assert_allclose(found.per_image, want.per_image, rtol=2e-5)
@@ -114,19 +115,21 @@ def test_only_the_weights_of_one_layer_are_in_memory():
     model = random_model("ViT-Ti/4", pooling="gap", **sizes)
     graphdef, state = nnx.split(model)
 
-    def temporary(reduce):
-        def total(state, pixels):
-            _, found = nnx.merge(graphdef, state)(
-                pixels, return_intermediates=("attention_weights",), reduce=reduce
-            )
-            return found["attention_weights"].sum()
+    def all_layers(model, pixels):
+        _, found = model(pixels, return_intermediates=("attention_weights",))
+        return found["attention_weights"].sum()
 
+    def layer_by_layer(model, pixels):
+        return map_attention(model, pixels, lambda weights: weights.sum((2, 3)))[0].sum()
+
+    def temporary(total):
+        compute = jax.jit(lambda state, pixels: total(nnx.merge(graphdef, state), pixels))
         shape = jax.ShapeDtypeStruct((8, 32, 32, 3), np.float32)
-        return jax.jit(total).lower(state, shape).compile().memory_analysis().temp_size_in_bytes
+        return compute.lower(state, shape).compile().memory_analysis().temp_size_in_bytes
 
     one = 8 * 4 * 64 * 64 * 4
-    assert temporary(None) > 11 * one
-    assert temporary({"attention_weights": lambda weights: weights.sum((2, 3))}) < 7 * one
+    assert temporary(all_layers) > 11 * one
+    assert temporary(layer_by_layer) < 7 * one
 
 
 def test_wrong_inputs_are_errors():

@@ -7,13 +7,14 @@ import pytest
 from flax import nnx
 
 from vit_jax.errors import ModelError
-from vit_jax.models import attention as module
+from vit_jax.models import attention_choice as module
 from vit_jax.models.attention import (
     SelfAttention,
     attend,
     attention_weights,
-    choose_attention,
 )
+from vit_jax.models.attention_choice import choose_attention
+from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.position import rope_2d, rotate
 
 
@@ -153,7 +154,7 @@ def test_logits_are_in_float32():
 
 def test_queries_and_keys_have_norms_of_their_own():
     """With rotated positions it matters which of the two a scale belongs to."""
-    layer = SelfAttention(4, 1, tokens=3, qk_norm=True, rngs=nnx.Rngs(0))
+    layer = SelfAttention(4, 1, BlockOptions(qk_norm=True), implementation="xla", rngs=nnx.Rngs(0))
     layer.query_norm.scale[...] = jnp.asarray([1.0, 2.0, 3.0, 4.0])
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 4)), jnp.float32)
     rope = tuple(jnp.asarray(a) for a in rope_2d((1, 3), 4, num_prefix=0))

@@ -5,7 +5,8 @@ import pytest
 from flax import nnx
 from random_models import run
 
-from vit_jax.models.blocks import BlockSpec, EncoderBlock
+from vit_jax.models.block_options import BlockOptions
+from vit_jax.models.blocks import EncoderBlock, EncoderShape
 from vit_jax.models.mlp import SwiGlu, swiglu_hidden
 from vit_jax.models.registry import build_model, model_options
 
@@ -31,7 +32,7 @@ def test_the_program_does_not_grow_with_depth():
 
 
 def test_swiglu_by_hand():
-    module = SwiGlu(1, 1, rngs=nnx.Rngs(0))
+    module = SwiGlu(1, 1, BlockOptions(), rngs=nnx.Rngs(0))
     gate, value, out = 2.0, 3.0, 5.0
     for linear, weight in ((module.gate, gate), (module.value, value), (module.contract, out)):
         linear.kernel[...] = jnp.full((1, 1), weight)
@@ -62,25 +63,12 @@ def test_swiglu_has_about_as_many_parameters_as_the_plain_mlp():
 )
 def test_norm_placements_by_hand(placement, layer_scale, want):
     """One token [3, 1], whose norm is [1, -1]; attention doubles its input, the MLP returns 0."""
-    spec = BlockSpec(
-        width=2,
-        num_heads=1,
-        tokens=1,
-        position_table=None,
-        mlp="gelu",
-        mlp_hidden=1,
-        gelu_approximate=True,
-        norm_placement=placement,
-        norm_epsilon=1e-12,
-        layer_scale=layer_scale,
-        relative=False,
-        qk_norm=False,
-        qkv_bias=False,
-        dropout=0.0,
-        attention_implementation="einsum",
-        dtype=jnp.float32,
+    options = BlockOptions(
+        norm_placement=placement, norm_epsilon=1e-12, layer_scale=layer_scale, qkv_bias=False
     )
-    block = EncoderBlock(spec, rngs=nnx.Rngs(0))
+    block = EncoderBlock(
+        EncoderShape(2, 1, 1, 1), options, implementation="einsum", rngs=nnx.Rngs(0)
+    )
     identity = jnp.eye(2)
     block.attention.qkv.kernel[...] = jnp.stack([identity] * 3, 1)[:, :, None]
     block.attention.out.kernel[...] = 2 * identity[None]

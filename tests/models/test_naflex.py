@@ -8,7 +8,8 @@ from models.test_flexible import SIZES
 from random_models import random_model
 
 from vit_jax.errors import ModelError
-from vit_jax.models.naflex import Patches, fit_grid, interpolated_positions
+from vit_jax.models.naflex import Patches, apply, fit_grid
+from vit_jax.models.position import interpolated_positions
 
 P = 4
 
@@ -45,7 +46,7 @@ def images(height, width, batch=2):
 def test_a_square_image_equals_the_plain_vit_and_padding_changes_nothing(options):
     model = model_of(**options)
     want = model(images(16, 16))
-    run = jax.jit(lambda patches: model(patches))
+    run = jax.jit(lambda patches: apply(model, patches))
     fits, padded = run(as_patches(images(16, 16), 16)), run(as_patches(images(16, 16), 23))
     np.testing.assert_allclose(fits, want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
     np.testing.assert_allclose(padded, fits, rtol=1e-5, atol=1e-6 * np.abs(want).max())
@@ -56,8 +57,8 @@ def test_images_of_two_shapes_in_one_batch_are_as_by_themselves(implementation):
     model = model_of(pooling="gap", attention_implementation=implementation)
     wide, tall = as_patches(images(8, 24, 1), 14), as_patches(images(16, 4, 1), 14)
     both = Patches(*(jnp.concatenate(pair) for pair in zip(wide, tall, strict=True)))
-    apart = [model(one)[0] for one in (wide, tall)]
-    np.testing.assert_allclose(model(both), jnp.stack(apart), rtol=1e-5, atol=1e-5)
+    apart = [apply(model, one)[0] for one in (wide, tall)]
+    np.testing.assert_allclose(apply(model, both), jnp.stack(apart), rtol=1e-5, atol=1e-5)
     assert both.mask.sum(1).tolist() == both.lengths.tolist() == [12, 4]
 
 
@@ -65,7 +66,7 @@ def test_images_of_two_shapes_in_one_batch_are_as_by_themselves(implementation):
 def test_padding_gets_no_gradient():
     model = model_of(pooling="map")
     batch = as_patches(images(8, 16), 12)
-    grads = jax.grad(lambda x: jnp.sum(model(batch._replace(patches=x)) ** 2))(batch.patches)
+    grads = jax.grad(lambda x: jnp.sum(apply(model, batch._replace(patches=x)) ** 2))(batch.patches)
     assert np.all(np.asarray(grads[:, 8:]) == 0)
     assert np.all(np.abs(np.asarray(grads[:, :8])).max(-1) > 0)
 
@@ -102,4 +103,4 @@ def test_the_grid_that_fits(size, length, want):
 )
 def test_models_without_sequences_of_patches_say_so(options, message):
     with pytest.raises(ModelError, match=message):
-        model_of(**options)(as_patches(images(16, 16), 16))
+        apply(model_of(**options), as_patches(images(16, 16), 16))

@@ -7,7 +7,8 @@ import pytest
 
 from vit_jax.errors import ModelError
 from vit_jax.models import pallas_attention
-from vit_jax.models.attention import attend, choose_attention
+from vit_jax.models.attention import attend
+from vit_jax.models.attention_choice import choose_attention
 from vit_jax.models.pallas_attention import attend_packed, fits
 
 # Batch, tokens, heads, features of a head, real tokens, whether there is a position bias.

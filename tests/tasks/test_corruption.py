@@ -6,17 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from random_models import random_images, randomize
 
-from vit_jax.errors import ModelError
 from vit_jax.models.flops import forward_macs
-from vit_jax.models.registry import build_model, model_options
+from vit_jax.models.registry import model_options
 from vit_jax.tasks.masked_patches.corruption import (
     Corruption,
     corrupt,
     draw_corruption,
     num_corrupted,
 )
+from vit_jax.tasks.masked_patches.task import MaskedViT
 
 TINY = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 3}
 
@@ -79,8 +80,8 @@ def test_moved_patches_are_equal_bit_for_bit():
 def model(request):
     options = TINY if request.param == "ViT-Ti/4" else {"depth": 1}
     config = model_options(**{"name": request.param, **options, "num_registers": 1})
-    sizes = {"num_classes": 8, "image_size": 8, "mask_token": True}
-    return randomize(lambda: build_model(config, key=jax.random.key(0), **sizes))
+    sizes = {"num_classes": 8, "image_size": (8, 8)}
+    return randomize(lambda: MaskedViT(config, rngs=nnx.Rngs(0), **sizes))
 
 
 def test_a_moved_patch_has_the_position_of_its_new_place(model):
@@ -88,12 +89,12 @@ def test_a_moved_patch_has_the_position_of_its_new_place(model):
     plain = Corruption(jnp.arange(4)[None], jnp.zeros((1, 4), bool))
     moved = Corruption(jnp.array([[0, 3, 2, 3]]), jnp.array([[True, False, False, False]]))
 
-    def edit(corruption):
-        return lambda patches: corrupt(patches, corruption, model.mask_token[...])
-
     @jax.jit
     def embed(corruption):
-        return model.embed(images, None, corruption and edit(corruption))
+        patches = model.patches(images)
+        return model.embed(
+            patches if corruption is None else corrupt(patches, corruption, model.mask_token[...])
+        )
 
     without = embed(None)
     np.testing.assert_array_equal(embed(plain), without)
@@ -105,15 +106,10 @@ def test_a_moved_patch_has_the_position_of_its_new_place(model):
     np.testing.assert_allclose(changed[1], own[3], atol=1e-5)
     np.testing.assert_array_equal(found[0, 4:], without[0, 4:])
     np.testing.assert_array_equal(found[0, :2], without[0, :2])
-    logits = jax.eval_shape(lambda: model(images, edit_patches=edit(moved), per_patch=True))
+    batch = {"image": images, "source": moved.source, "hidden": moved.hidden}
+    logits = jax.eval_shape(lambda: model.predict(batch))
     assert logits.shape == (1, 4, 8)
     assert jax.eval_shape(lambda: model(images)).shape == (1, 8)
-
-
-def test_a_resnet_has_no_mask_token():
-    options, sizes = model_options("BiT-R-Micro"), {"num_classes": 8, "image_size": 32}
-    with pytest.raises(ModelError, match="BiT-R-Micro, a ResNet, with mask_token"):
-        build_model(options, key=jax.random.key(0), mask_token=True, **sizes)
 
 
 def test_macs_of_a_head_per_patch_are_counted():

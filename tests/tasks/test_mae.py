@@ -71,6 +71,28 @@ def order(*rows):
     return jnp.asarray(rows, jnp.int32)
 
 
+@pytest.mark.parametrize("position", ["learned_1d", "rope_2d"])
+def test_only_visible_patches_are_computed(config, position):
+    """All patches in another order give the same class token; dropped pixels change nothing."""
+    options = config.model.replace(position_embedding=position, num_heads=1, num_registers=1)
+    changed = config.replace(model=options)
+    graphdef, state = nnx.split(
+        randomize(lambda: build_autoencoder(changed, key=jax.random.key(0)))
+    )
+    encode = jax.jit(lambda *args: nnx.merge(graphdef, state).encode_visible(*args))
+    pixels, every = images(), jnp.stack([jnp.arange(16)[::-1], jnp.roll(jnp.arange(16), 5)])
+    with jax.default_matmul_precision("highest"):
+        _, found = nnx.merge(graphdef, state)(pixels, return_intermediates=("encoded",))
+        whole, reordered = found["encoded"], encode(pixels, every)
+        np.testing.assert_allclose(reordered[:, :2], whole[:, :2], rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(reordered[0, 2], whole[0, 2 + 15], rtol=2e-4, atol=2e-4)
+        some = every[:, :3]  # Patches 15, 14 and 13 of the first image.
+        before, after = (encode(x, some) for x in (pixels, pixels.at[0, :4, :4].add(1.0)))
+    assert before.shape == (2, 2 + 3, 16)
+    np.testing.assert_array_equal(after, before)
+    assert np.abs(before[:, :2] - whole[:, :2]).max() > 1e-3
+
+
 def test_the_number_of_visible_patches_is_that_of_the_authors():
     assert [num_visible(n, 0.75) for n in (196, 256, 64, 7)] == [49, 64, 16, 1]
     assert num_visible(10, 0.9) == 1  # 10 * (1 - 0.9) is 0.99999...

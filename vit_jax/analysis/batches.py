@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from vit_jax.errors import DataError, ModelError
-from vit_jax.models.family import ImageModel
+from vit_jax.models.family import ImageModel, check_images
 
 
 def map_batches(
@@ -43,6 +43,22 @@ def map_batches(
         real = min(size, len(images) - start)
         parts.append(jax.tree.map(lambda leaf, real=real: leaf[:real], found))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def map_attention(
+    model: Any, images: Float[Array, "B H W 3"], function: Callable[[jax.Array], jax.Array]
+) -> tuple[Array, Float[Array, "B N D"]]:
+    """Applies a function to each layer's attention weights f32[B, H, N, N], one after the other.
+
+    Returns:
+        The function's values with a leading axis over the layers, and the encoded tokens.
+    """
+    check_images(images, model.image_size)
+    x, values = model.embed(model.patches(images)), []
+    for layer in range(model.num_layers):
+        x, found = model.encode(x, span=(layer, layer + 1), capture=("attention_weights",))
+        values.append(function(found["attention_weights"][0]))
+    return jnp.stack(values), model.final_norm(x)
 
 
 def check_attention(model: ImageModel, analysis: str) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from vit_jax.analysis.batches import check_attention, map_batches, pixels_per_patch
+from vit_jax.analysis.batches import check_attention, map_attention, map_batches, pixels_per_patch
 from vit_jax.analysis.output import BLUE, GRAY, ORANGE, Output, Row, arrays_of, digits, style_axes
 from vit_jax.models.family import ImageModel
 from vit_jax.tables import plain_table
@@ -112,12 +112,7 @@ def attention_distance(
 
     def per_image(model: Any, images: jax.Array, indices: jax.Array) -> jax.Array:
         del indices
-        _, found = model(
-            images,
-            return_intermediates=("attention_weights",),
-            reduce={"attention_weights": reduce},
-        )
-        return jnp.moveaxis(found["attention_weights"], 0, 2)
+        return jnp.moveaxis(map_attention(model, images, reduce)[0], 0, 2)
 
     found = map_batches(per_image, model, images, batch_size)
     return AttentionDistance(

@@ -99,7 +99,7 @@ def _by_layer(table: PositionTable) -> list[PositionTable]:
 def _other_position_information(model: ImageModel) -> str:
     if model.num_heads is None:
         return f"a {type(model).__name__}, which has no position embedding"
-    if getattr(model, "rope_head_dim", None) is not None:
+    if getattr(model, "has_rope", False):
         return "a model with position_embedding=rope_2d, which rotates queries and keys instead"
     if submodules(model, RelativeBias):
         return "a model with position_embedding=relative, which biases the attention instead"

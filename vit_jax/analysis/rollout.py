@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, UInt8
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vit_jax.analysis.batches import check_attention, map_batches
+from vit_jax.analysis.batches import check_attention, map_attention, map_batches
 from vit_jax.analysis.output import Output, arrays_of, digits
 from vit_jax.models.family import ImageModel
 
@@ -92,13 +92,9 @@ def attention_rollout(
 
     def follow(model: Any, images: jax.Array, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
         del indices
-        _, found = model(
-            images,
-            return_intermediates=("attention_weights", "encoded"),
-            reduce={"attention_weights": heads_mean},
-        )
-        matrices = rollout(found["attention_weights"])
-        return matrices, _pooled_row(model, matrices, found["encoded"])
+        weights, encoded = map_attention(model, images, heads_mean)
+        matrices = rollout(weights)
+        return matrices, _pooled_row(model, matrices, encoded)
 
     matrices, rows = map_batches(follow, model, images, batch_size)
     maps = rows[:, model.num_prefix :].reshape(-1, *model.grid)

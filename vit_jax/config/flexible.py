@@ -138,6 +138,7 @@ def _check_sequences(config: Any) -> None:
         "model.position_embedding": (model.position_embedding, ("learned_1d", "none")),
         "model.position_placement": (model.position_placement, ("stem",)),
         "model.pooling": (model.pooling, ("token", "gap", "map")),
+        "model.register_head": (model.register_head, (False,)),
         "data.eval_crop": (config.data.eval_crop, ("resize",)),
         "data.augment.erasing_probability": (augment.erasing_probability, (0,)),
         "mixing.mixup_alpha": (config.mixing.mixup_alpha, (0,)),

@@ -9,7 +9,8 @@ import numpy as np
 
 from vit_jax.errors import WeightsError
 from vit_jax.interop.name_table import Row, Shape, reshape
-from vit_jax.models.text import TEXT_SIZES, TextConfig, TextShape, text_shape
+from vit_jax.models.blocks import EncoderShape
+from vit_jax.models.text import TEXT_SIZES, TextConfig, text_shape
 from vit_jax.models.two_towers import TwoTowers, TwoTowersConfig
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def pair_options(method: str, image: Mapping[str, Any], **options: Any) -> dict[
     return {"name": f"{method}-{image['name']}", "image": rest, **options}
 
 
-def pair_of(loaded: "Loaded") -> tuple[TwoTowersConfig, TwoTowers, TextShape]:
+def pair_of(loaded: "Loaded") -> tuple[TwoTowersConfig, TwoTowers, EncoderShape]:
     """Returns options, model and text sizes of a pair."""
     assert isinstance(loaded.options, TwoTowersConfig)
     assert isinstance(loaded.model, TwoTowers)

@@ -20,8 +20,8 @@ from vit_jax.interop.vit_formats import (
     with_learned_table,
 )
 from vit_jax.models.resnet import RESNET_UNITS, ResNetShape
-from vit_jax.models.vit import VIT
-from vit_jax.models.vit_options import VIT_SIZES, ViTShape
+from vit_jax.models.vit_family import VIT, VIT_SIZES
+from vit_jax.models.vit_options import ViTShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded

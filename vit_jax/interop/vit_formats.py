@@ -16,7 +16,8 @@ from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.position import Learned1d, Sincos2d
 from vit_jax.models.registry import build_model, model_shape
-from vit_jax.models.vit_options import VIT_SIZES, ViTConfig, ViTShape
+from vit_jax.models.vit_family import VIT_SIZES
+from vit_jax.models.vit_options import ViTConfig, ViTShape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded

@@ -1,52 +1,37 @@
 """The Transformer encoder: a stack of identical blocks of self-attention and MLP."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain, on_each_device
 from vit_jax.models.attention import Implementation, Mask, Rope, SelfAttention, ValidTokens
+from vit_jax.models.attention_choice import choose_attention
+from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import LayerNorm
-from vit_jax.models.mlp import Mlp, SwiGlu
+from vit_jax.models.mlp import build_mlp
 from vit_jax.models.position import TableSpec, build_table
-from vit_jax.models.stacking import Remat, build_stack, keep, keys_and_drop_rates, scan_stack
+from vit_jax.models.stacking import build_stack, keep, keys_and_drop_rates, scan_stack
 
 BLOCK_INTERMEDIATES = (
     "attention_weights", "attention_output", "mlp_output", "block_output",
 )  # fmt: skip
 
-# Function of a block's captured intermediates by name.
-Reduce = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
+@dataclasses.dataclass(frozen=True)
+class EncoderShape:
+    """The sizes of a Transformer encoder."""
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockSpec:
-    """Sizes and options of an encoder block; the same for all blocks of an encoder."""
-
-    width: int
+    width: int  # D, features of a token.
+    depth: int
+    mlp_dim: int  # Hidden features of a block's MLP.
     num_heads: int
-    tokens: int
-    position_table: TableSpec | None
-    mlp: Literal["gelu", "quick_gelu", "swiglu"]
-    mlp_hidden: int
-    gelu_approximate: bool
-    norm_placement: Literal["pre", "post", "res_post"]
-    norm_epsilon: float
-    layer_scale: float | None
-    relative: bool
-    qk_norm: bool
-    qkv_bias: bool
-    dropout: float
-    attention_implementation: Implementation
-    dtype: DTypeLike
 
 
 class EncoderBlock(nnx.Module):
@@ -61,39 +46,33 @@ class EncoderBlock(nnx.Module):
     layer).
     """
 
-    def __init__(self, spec: BlockSpec, *, rngs: nnx.Rngs):
-        make = partial(LayerNorm, spec.width, epsilon=spec.norm_epsilon, dtype=spec.dtype)
-        table = spec.position_table
-        self.position_embedding = None if table is None else build_table(table, rngs=rngs)
-        self.attention_norm = make()
+    def __init__(
+        self,
+        shape: EncoderShape,
+        options: BlockOptions,
+        *,
+        implementation: Implementation,
+        position_table: TableSpec | None = None,
+        relative_tokens: int | None = None,
+        rngs: nnx.Rngs,
+    ):
+        width, dtype, scale = shape.width, jnp.dtype(options.dtype), options.layer_scale
+        make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
+        self.position_embedding = position_table and build_table(position_table, rngs=rngs)
+        self.attention_norm = make_norm()
         self.attention = SelfAttention(
-            spec.width,
-            spec.num_heads,
-            tokens=spec.tokens,
-            relative=spec.relative,
-            qk_norm=spec.qk_norm,
-            qkv_bias=spec.qkv_bias,
-            dropout_rate=spec.dropout,
-            implementation=spec.attention_implementation,
-            dtype=spec.dtype,
+            width,
+            shape.num_heads,
+            options,
+            implementation=implementation,
+            relative_tokens=relative_tokens,
             rngs=rngs,
         )
-        self.mlp_norm = make()
-        shared = {"dropout_rate": spec.dropout, "dtype": spec.dtype, "rngs": rngs}
-        if spec.mlp == "swiglu":
-            self.mlp = SwiGlu(spec.width, spec.mlp_hidden, **shared)
-        else:
-            self.mlp = Mlp(
-                spec.width,
-                spec.mlp_hidden,
-                gelu_approximate=spec.gelu_approximate,
-                quick_gelu=spec.mlp == "quick_gelu",
-                **shared,
-            )
-        scale = spec.layer_scale
-        self.attention_scale = nnx.Param(jnp.full(spec.width, scale)) if scale else None
-        self.mlp_scale = nnx.Param(jnp.full(spec.width, scale)) if scale else None
-        self.norm_placement = spec.norm_placement
+        self.mlp_norm = make_norm()
+        self.mlp = build_mlp(width, shape.mlp_dim, options, rngs=rngs)
+        self.attention_scale = nnx.Param(jnp.full(width, scale)) if scale else None
+        self.mlp_scale = nnx.Param(jnp.full(width, scale)) if scale else None
+        self.norm_placement = options.norm_placement
 
     def __call__(
         self,
@@ -105,48 +84,38 @@ class EncoderBlock(nnx.Module):
         key: jax.Array | None = None,
         drop_rate: Float[Array, ""] | None = None,
         capture: tuple[str, ...] = (),
-        reduce: Reduce | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the new tokens and those of BLOCK_INTERMEDIATES that `capture` names.
 
         A key turns dropout and stochastic depth on; `drop_rate` is the probability that an example
-        skips a residual branch. `reduce` is applied to the captured intermediates.
+        skips a residual branch.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
-        pre, post = (self.norm_placement == placement for placement in ("pre", "post"))
+        pre, post, res_post = (self.norm_placement == p for p in ("pre", "post", "res_post"))
         if self.position_embedding is not None:
             x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
 
-        attended, found = self.attention(
+        attended, captured = self.attention(
             self.attention_norm(x) if pre else x,
             rope=rope,
             valid_tokens=valid_tokens,
-            **({} if mask is None else {"mask": mask}),
+            mask=mask,
             key=keys[0],
             capture=capture,
         )
-        branch = self._branch(attended, self.attention_norm)
+        branch = constrain(attended, "batch")
+        branch = self.attention_norm(keep(branch)) if res_post else branch
         x = keep(x + residual_branch(branch, self.attention_scale, keys[1], drop_rate))
         x = self.attention_norm(x) if post else x
 
         processed = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
-        branch = self._branch(processed, self.mlp_norm)
+        branch = constrain(processed, "batch")
+        branch = self.mlp_norm(keep(branch)) if res_post else branch
         x = x + residual_branch(branch, self.mlp_scale, keys[3], drop_rate)
         x = self.mlp_norm(x) if post else x
 
-        found |= {"attention_output": attended, "mlp_output": processed, "block_output": x}
-        captured = {name: found[name] for name in BLOCK_INTERMEDIATES if name in capture}
-        return x, captured if reduce is None else reduce(captured)
-
-    def _branch(self, output: Float[Array, "B N D"], norm: LayerNorm) -> Float[Array, "B N D"]:
-        output = constrain(output, "batch")
-        return norm(keep(output)) if self.norm_placement == "res_post" else output
-
-
-def _add_position(
-    x: Float[Array, "B N D"], position: Float[Array, "1 N D"] | None
-) -> Float[Array, "B N D"]:
-    return x if position is None else x + position.astype(x.dtype)
+        captured |= {"attention_output": attended, "mlp_output": processed, "block_output": x}
+        return x, {name: captured[name] for name in BLOCK_INTERMEDIATES if name in capture}
 
 
 def residual_branch(
@@ -177,33 +146,51 @@ def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
 
 
 class Encoder(nnx.Module):
-    """`depth` identical blocks. Every parameter of `blocks` has a leading axis of size depth.
+    """Identical blocks, one after the other. Every parameter of `blocks` has a leading axis L.
 
-    The rate `stochastic_depth` is that of the last block and grows linearly from 0 at the first, or
-    with `constant_depth` that of all blocks. `remat` and `scan` are those of `stacking.scan_stack`.
-    `token_rows` stores each token's features as one row: XLA's GPU compiler may else choose a
-    layout that is converted at every matmul, a tenth of a step's traffic.
+    `tokens` is the length for which the attention kernel is chosen, `platform` the one that will
+    run it; None: the default backend. `position_table` is the table that each block has; with
+    `relative`, each block has a learned bias for each offset between two tokens.
     """
 
     def __init__(
         self,
-        spec: BlockSpec,
-        depth: int,
+        shape: EncoderShape,
+        options: BlockOptions,
         *,
-        stochastic_depth: float = 0.0,
-        constant_depth: bool = False,
-        remat: Remat | Literal["auto"] = "auto",
-        scan: bool | Literal["auto"] = "auto",
-        token_rows: bool = False,
+        tokens: int,
+        position_table: TableSpec | None = None,
+        relative: bool = False,
+        platform: str | None = None,
         rngs: nnx.Rngs,
     ):
-        self.token_rows = token_rows
-        self.blocks = build_stack(lambda rngs: EncoderBlock(spec, rngs=rngs), depth, rngs)
-        self.depth = depth
-        self.stochastic_depth = stochastic_depth
-        self.constant_depth = constant_depth
-        self.remat: Remat | Literal["auto"] = remat
-        self.scan: bool | Literal["auto"] = scan
+        platform = platform or jax.default_backend()
+        self.attention = choose_attention(
+            options.attention_implementation,
+            tokens=tokens,
+            head_dim=shape.width // shape.num_heads,
+            num_heads=shape.num_heads,
+            dtype=jnp.dtype(options.dtype),
+            has_bias=relative,
+            platform=platform,
+        )
+        make_block = partial(
+            EncoderBlock,
+            shape,
+            options,
+            implementation=self.attention.implementation,
+            position_table=position_table,
+            relative_tokens=tokens if relative else None,
+        )
+        self.blocks = build_stack(lambda rngs: make_block(rngs=rngs), shape.depth, rngs)
+        self.depth = shape.depth
+        self.stochastic_depth = options.stochastic_depth
+        self.constant_depth = options.stochastic_depth_rates == "constant"
+        self.remat: Any = options.remat
+        self.scan: Any = options.scan
+        # XLA's GPU compiler may otherwise choose a layout that is converted at every matmul, a
+        # tenth of a step's traffic.
+        self.stores_rows = platform in ("gpu", "cuda")
 
     def __call__(
         self,
@@ -215,34 +202,39 @@ class Encoder(nnx.Module):
         mask: Mask | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
-        reduce: Reduce | None = None,
         span: tuple[int, int] | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of all blocks.
 
-        `position` is a table added to the input of every block. A key turns dropout and stochastic
-        depth on. `reduce` is applied to the intermediates of each block. With a span (first, end),
-        only the blocks first to end - 1 are applied, counted from 0.
+        `position` is a table added to the input of every block. Tokens after the first
+        `valid_tokens` get no attention. A key turns dropout and stochastic depth on. With a span
+        (first, end), only the blocks first to end - 1 are applied, counted from 0.
         """
+        tokens = x.shape[1]
+        padding = self.attention.padding(tokens)
+        if padding:
+            x, position, rope = jax.tree.map(
+                lambda rows: jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, padding), (0, 0)]),
+                (x, position, rope),
+            )
+            valid_tokens = tokens if valid_tokens is None else valid_tokens
 
-        def body(block: Any, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+        def apply_block(block: Any, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             key, drop_rate = layer
-            if self.token_rows:
-                x = _store_rows(x)
+            x = constrain(_store_rows(x) if self.stores_rows else x, "batch")
             return block(
-                _add_position(constrain(x, "batch"), position),
+                x if position is None else x + position.astype(x.dtype),
                 rope=rope,
                 valid_tokens=valid_tokens,
-                **({} if mask is None else {"mask": mask}),
+                mask=mask,
                 key=key,
                 drop_rate=drop_rate,
                 capture=capture,
-                reduce=reduce,
             )
 
-        return scan_stack(
+        x, captured = scan_stack(
             self.blocks,
-            body,
+            apply_block,
             x,
             self.depth,
             span=span,
@@ -252,20 +244,13 @@ class Encoder(nnx.Module):
             remat=self.remat,
             scan=self.scan,
         )
+        if padding:
+            x = x[:, :tokens]
+            captured = {n: without_padding(n, value, tokens) for n, value in captured.items()}
+        return constrain(x, "batch"), captured
 
 
-def reduce_intermediates(
-    found: dict[str, jax.Array],
-    *,
-    functions: Mapping[str, Callable[[jax.Array], jax.Array]],
-    tokens: int,
-) -> dict[str, jax.Array]:
-    """Removes the tokens after the first `tokens` from intermediates, then applies `functions`."""
-    real = {name: _unpad(name, value, tokens) for name, value in found.items()}
-    return {n: functions[n](value) if n in functions else value for n, value in real.items()}
-
-
-def _unpad(name: str, value: jax.Array, tokens: int) -> jax.Array:
-    if name == "attention_weights":
-        return value[..., :tokens, :tokens]
-    return value[..., :tokens, :]
+def without_padding(name: str, value: jax.Array, tokens: int) -> jax.Array:
+    """Returns an intermediate without the tokens after the first `tokens`."""
+    value = value[..., :tokens, :]
+    return value[..., :tokens] if name == "attention_weights" else value

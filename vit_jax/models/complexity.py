@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
 from vit_jax.models.attention import SelfAttention
+from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.flops import count_macs
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model, model_shape
@@ -82,7 +83,7 @@ KINDS = (
         "self-attention",
         ("4D² + 4D", "4ND² + 2N²D", "1", "1"),
         lambda layer, rngs: SelfAttention(
-            layer.width, layer.num_heads, tokens=layer.tokens, implementation="einsum", rngs=rngs
+            layer.width, layer.num_heads, BlockOptions(), implementation="einsum", rngs=rngs
         ),
         lambda layer, module, tokens: module(tokens)[0],
         lambda layer: 1,

@@ -223,7 +223,6 @@ class Family:
             pass. Each matches one layer, or all layers of a scanned stack (`blocks`). Parameters
             that none of them matches (final norm, head) are the last layer. Empty: a head alone.
         formats: modules of `vit_jax.interop` that read and write published weights.
-        build_flags: flags that a task can pass to `build`, such as "mask_token".
         stack: (options, (height, width) of the images) -> sizes of the stack of layers, by which a
             run chooses how to execute it; None: the options `scan` and `remat` mean True and "none"
             if they are "auto".
@@ -241,7 +240,6 @@ class Family:
     sharding_rules: tuple[ShardingRule, ...]
     layer_order: tuple[str, ...]
     formats: tuple[str, ...] = ()
-    build_flags: tuple[str, ...] = ()
     stack: Callable[[Any, tuple[int, int]], Stack] | None = None
     has_classes: bool = True
 

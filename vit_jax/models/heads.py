@@ -6,11 +6,11 @@ from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from vit_jax.models.activation_sharding import Dimension, constrain
 from vit_jax.models.attention import ValidTokens, attend, attention_weights
+from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 
@@ -27,6 +27,8 @@ _xavier_uniform = nnx.initializers.xavier_uniform()
 class AttentionPooling(nnx.Module):
     """MAP head: a learned query (probe) attends to all tokens, then LayerNorm and a residual MLP.
 
+    It has the activation, norm epsilon and dtype of the blocks. Its MLP is never gated.
+
     Source: arXiv:2106.04560, section 3.1 (multihead attention pooling).
     """
 
@@ -35,29 +37,19 @@ class AttentionPooling(nnx.Module):
         width: int,
         num_heads: int,
         mlp_dim: int,
+        options: BlockOptions,
         *,
-        gelu_approximate: bool = True,
-        quick_gelu: bool = False,
-        norm_epsilon: float = 1e-6,
-        dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        head_dim = width // num_heads
+        head_dim, dtype = width // num_heads, jnp.dtype(options.dtype)
         make = partial(nnx.LinearGeneral, kernel_init=_xavier_uniform, dtype=dtype, rngs=rngs)
         self.probe = nnx.Param(_xavier_uniform(rngs.params(), (1, width), jnp.float32)[None])
         self.query = make(width, (num_heads, head_dim))
         self.key = make(width, (num_heads, head_dim))
         self.value = make(width, (num_heads, head_dim))
         self.out = make((num_heads, head_dim), width, axis=(-2, -1))
-        self.norm = LayerNorm(width, epsilon=norm_epsilon, dtype=dtype)
-        self.mlp = Mlp(
-            width,
-            mlp_dim,
-            gelu_approximate=gelu_approximate,
-            quick_gelu=quick_gelu,
-            dtype=dtype,
-            rngs=rngs,
-        )
+        self.norm = LayerNorm(width, epsilon=options.norm_epsilon, dtype=dtype)
+        self.mlp = Mlp(width, mlp_dim, options, rngs=rngs)
 
     def __call__(
         self,

@@ -8,7 +8,7 @@ from vit_jax.models.aliases import our_name, similar_sizes
 from vit_jax.models.family import Family
 from vit_jax.models.mixer import MIXER
 from vit_jax.models.resnet import RESNET
-from vit_jax.models.vit import VIT
+from vit_jax.models.vit_family import VIT
 
 # To add a family of image models, write its file and add it here.
 IMAGE_FAMILIES: tuple[Family, ...] = (VIT, RESNET, MIXER)

@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.blocks import residual_branch
 from vit_jax.models.family import (
     Family,
@@ -100,12 +101,13 @@ class MixerBlock(nnx.Module):
     Source: arXiv:2105.01601, equation 1.
     """
 
-    def __init__(self, shape: MixerShape, tokens: int, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, shape: MixerShape, tokens: int, options: BlockOptions, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(options.dtype)
         make_mlp = partial(
             Mlp,
             kernel_init=nnx.initializers.lecun_normal(),
             bias_init=nnx.initializers.zeros,
-            dtype=dtype,
+            options=options,
             rngs=rngs,
         )
         self.token_norm = LayerNorm(shape.width, dtype=dtype)
@@ -163,7 +165,7 @@ class Mixer(ImageModel):
         self.patch_embedding = PatchEmbedding(
             shape.patch_size, 3, shape.width, dtype=dtype, rngs=rngs
         )
-        make = partial(MixerBlock, shape, self.tokens, dtype=dtype)
+        make = partial(MixerBlock, shape, self.tokens, BlockOptions(dtype=options.dtype))
         self.blocks = build_stack(lambda rngs: make(rngs=rngs), shape.depth, rngs)
         self.norm = LayerNorm(shape.width, dtype=dtype)
         self.head = Head(shape.width, num_classes, bias_init=options.head_bias_init, rngs=rngs)

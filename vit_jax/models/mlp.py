@@ -1,14 +1,15 @@
-"""The MLP of an encoder block: two dense layers with GELU between them, or the gated SwiGLU."""
+"""The MLP of an encoder block: two dense layers with an activation between, or the gated SwiGLU."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import gelu
 from vit_jax.models.stacking import keep
 
@@ -16,45 +17,52 @@ _kernel_init = nnx.initializers.xavier_uniform()
 _bias_init = nnx.initializers.normal(stddev=1e-6)
 
 
-class Mlp(nnx.Module):
-    """Dense -> GELU -> dropout -> dense -> dropout. Source: arXiv:2010.11929, section 3.1.
+def quick_gelu(x: jax.Array) -> jax.Array:
+    """Returns x * sigmoid(1.702 x), as in CLIP. Source: arXiv:1606.08415, section 2."""
+    return x * jax.nn.sigmoid(1.702 * x)
 
-    GELU is exact, or approximated by tanh. `quick_gelu` is x * sigmoid(1.702 x) instead
-    (arXiv:1606.08415, section 2), as CLIP does.
-    """
+
+# The functions that `BlockOptions.activation` names.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": partial(gelu, approximate=False),
+    "gelu_tanh": partial(gelu, approximate=True),
+    "quick_gelu": quick_gelu,
+}
+
+
+def build_mlp(width: int, hidden: int, options: BlockOptions, *, rngs: nnx.Rngs) -> "Mlp | SwiGlu":
+    """Makes the MLP of a block with these options."""
+    return (SwiGlu if options.mlp == "swiglu" else Mlp)(width, hidden, options, rngs=rngs)
+
+
+class Mlp(nnx.Module):
+    """Dense -> activation -> dropout -> dense -> dropout. Source: arXiv:2010.11929, section 3.1."""
 
     def __init__(
         self,
         width: int,
         hidden: int,
+        options: BlockOptions,
         *,
-        gelu_approximate: bool = True,
-        quick_gelu: bool = False,
-        dropout_rate: float = 0.0,
         kernel_init: nnx.Initializer = _kernel_init,
         bias_init: nnx.Initializer = _bias_init,
-        dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        dtype = jnp.dtype(options.dtype)
         make = partial(
             nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs
         )
         self.expand = make(width, hidden)
         self.contract = make(hidden, width)
-        self.gelu_approximate = gelu_approximate
-        self.quick_gelu = quick_gelu
-        self.dropout = nnx.Dropout(dropout_rate)
+        self.activation = options.activation
+        self.dropout = nnx.Dropout(options.dropout)
 
     def __call__(
         self, x: Float[Array, "*B N D"], *, key: jax.Array | None = None
     ) -> Float[Array, "*B N D"]:
         """Applies the MLP; `key` turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = keep(_shard(self.expand(x)))
-        if self.quick_gelu:
-            hidden = hidden * jax.nn.sigmoid(1.702 * hidden)
-        else:
-            hidden = gelu(hidden, self.gelu_approximate)
+        hidden = ACTIVATIONS[self.activation](keep(_shard(self.expand(x))))
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 
@@ -66,22 +74,15 @@ class SwiGlu(nnx.Module):
     same number of parameters; see `swiglu_hidden`.
     """
 
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-        *,
-        dropout_rate: float = 0.0,
-        dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, width: int, hidden: int, options: BlockOptions, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(options.dtype)
         make = partial(
             nnx.Linear, kernel_init=_kernel_init, bias_init=_bias_init, dtype=dtype, rngs=rngs
         )
         self.gate = make(width, hidden)
         self.value = make(width, hidden)
         self.contract = make(hidden, width)
-        self.dropout = nnx.Dropout(dropout_rate)
+        self.dropout = nnx.Dropout(options.dropout)
 
     def __call__(
         self, x: Float[Array, "*B N D"], *, key: jax.Array | None = None

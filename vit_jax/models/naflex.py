@@ -8,10 +8,16 @@ Source: arXiv:2502.14786 (SigLIP 2), section 2.4; arXiv:2307.06304 (NaViT).
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from vit_jax.errors import ModelError
+from vit_jax.models.heads import pool
+from vit_jax.models.position import Learned1d
+from vit_jax.models.vit import ViT
 
 # The search for the scale of an image ends at this precision. Source: big_vision, transformers.
 _PRECISION = 1e-5
@@ -19,7 +25,7 @@ _LARGEST_SCALE = 100.0
 
 
 class Patches(NamedTuple):
-    """A batch of images as sequences of patches, for a ViT's call.
+    """A batch of images as sequences of patches, for `apply`.
 
     The patches are in [-1, 1], in raster order, each with its rows, columns, then colours. Padding
     comes last. The grid has at least 1 row and column of patches for each image.
@@ -37,6 +43,50 @@ class Patches(NamedTuple):
     def mask(self) -> Bool[Array, "B N"]:
         """True where there is a patch, False in the padding."""
         return jnp.arange(self.patches.shape[1])[None] < self.lengths[:, None]
+
+
+def apply(model: ViT, images: Patches, *, key: jax.Array | None = None) -> Float[Array, "B C"]:
+    """Returns the logits of images of any size, f32; a key turns dropout on.
+
+    Raises:
+        ModelError: the model cannot have sequences of patches as its input.
+    """
+    _check(model, images)
+    keys = (None, None) if key is None else tuple(jax.random.split(key))
+    positions = None
+    if isinstance(model.position_embedding, Learned1d):
+        positions = model.position_embedding.of_grids(images.grid, images.patches.shape[1])
+    x = model.embed(model.patch_embedding.of_patches(images.patches), positions, key=keys[0])
+    x, _ = model.encoder(x, valid_tokens=model.num_prefix + images.lengths, key=keys[1])
+    encoded = model.final_norm(x)
+    if model.attention_pooling is not None:
+        features = model.attention_pooling(encoded[:, model.num_prefix :], images.lengths)
+    else:
+        features = pool(encoded, model.pooling, model.num_prefix, images.mask)
+    if model.norm is not None and model.norm_after_pooling:
+        features = model.norm(features)
+    return model.head(features)[0]
+
+
+def _check(model: ViT, images: Patches) -> None:
+    """Raises ModelError unless a model can have these sequences of patches as its input."""
+    options: Any = model.config
+    size = 3 * model.patch_embedding.patch_size**2
+    if options.position_embedding not in ("learned_1d", "none"):
+        problem = "a position embedding other than learned_1d or none"
+    elif options.position_placement != "stem":
+        problem = f"position_placement {options.position_placement}"
+    elif model.stem is not None or options.pooling == "flatten" or options.register_head:
+        problem = "a stem, pooling flatten, or a register head"
+    elif images.patches.shape[-1] != size:
+        problem = f"patches of {images.patches.shape[-1]} values instead of {size}"
+    else:
+        return
+    raise ModelError(
+        f"sequences of patches for a ViT with {problem}",
+        "a plain ViT with position_embedding learned_1d, and patches of its size",
+        "change the options of the model",
+    )
 
 
 def fit_grid(height: int, width: int, patch_size: int, length: int) -> tuple[int, int]:
@@ -62,32 +112,3 @@ def fit_grid(height: int, width: int, patch_size: int, length: int) -> tuple[int
         else:
             high = middle
     return sides(low)
-
-
-def interpolated_positions(
-    table: Float[Array, "G H D"], grid: Int[Array, "B 2"], length: int
-) -> Float[Array, "B N D"]:
-    """Returns position embeddings of each image, for a table that is resized to its grid.
-
-    Bilinear with antialiasing, as `jax.image.resize(table, grid, "linear")`, which cannot do it for
-    a traced grid. Padding up to `length` gets the embeddings of places beyond the last row.
-    """
-    grid = jnp.maximum(grid, 1)
-    place = jnp.arange(length)
-    row, column = place[None] // grid[:, 1:], place[None] % grid[:, 1:]
-    by_row = _resize_weights(row, grid[:, :1], table.shape[0])
-    by_column = _resize_weights(column, grid[:, 1:], table.shape[1])
-    weights = by_row[..., :, None] * by_column[..., None, :]
-    flat = table.reshape(-1, table.shape[-1])
-    return jnp.matmul(weights.reshape(*row.shape, -1), flat, precision="highest")
-
-
-def _resize_weights(
-    index: Int[Array, "B N"], size: Int[Array, "B 1"], stored: int
-) -> Float[Array, "B N S"]:
-    """Returns the weights of the stored places along one axis for some places of the new axis."""
-    step = stored / size.astype(jnp.float32)
-    centre = (index.astype(jnp.float32) + 0.5) * step - 0.5
-    distance = jnp.abs(centre[..., None] - jnp.arange(stored, dtype=jnp.float32)[None, None])
-    weights = jnp.maximum(0.0, 1 - distance / jnp.maximum(step, 1.0)[..., None])
-    return weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-6)

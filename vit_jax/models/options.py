@@ -18,7 +18,21 @@ SIZES = ("width", "depth", "mlp_dim", "token_mlp_dim", "channel_mlp_dim", "num_h
 C = TypeVar("C", bound="ModelConfig")
 
 
-class ModelConfig(Section):
+class LayerOptions(Section):
+    """How the layers of a model are computed."""
+
+    dtype: Literal["float32", "bfloat16"] = option("float32")
+    """Type of activations and matmuls. Parameters, softmax, normalisation and loss stay float32."""
+    remat: Literal["auto", "none", "dots", "full"] = option(AUTO, changes_result=False)
+    """What a block keeps for its backward pass: everything, matmul results, or only its input.
+    auto: the fastest that fits, see `train/step_choice.py`.
+    """
+    scan: bool | Literal["auto"] = option(AUTO, changes_result=False)
+    """True: compile one block and loop over the depth. False: compile every block. auto: as remat.
+    """
+
+
+class ModelConfig(LayerOptions):
     """The model to build."""
 
     kind: ClassVar[str] = "a model"
@@ -39,15 +53,6 @@ class ModelConfig(Section):
         "vision_transformer"
     )
     """Whose code the initial values follow, see `models.initial_values`."""
-    dtype: Literal["float32", "bfloat16"] = option("float32")
-    """Type of activations and matmuls. Parameters, softmax, normalisation and loss stay float32."""
-    remat: Literal["auto", "none", "dots", "full"] = option(AUTO, changes_result=False)
-    """What a block keeps for its backward pass: everything, matmul results, or only its input.
-    auto: the fastest that fits, see `train/step_choice.py`.
-    """
-    scan: bool | Literal["auto"] = option(AUTO, changes_result=False)
-    """True: compile one block and loop over the depth. False: compile every block. auto: as remat.
-    """
 
     @property
     def label(self) -> str:

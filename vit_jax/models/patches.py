@@ -53,12 +53,9 @@ class PatchEmbedding(nnx.Module):
         self.patch_size = patch_size
         self.dtype = dtype
 
-    def __call__(
-        self, images: Float[Array, "B H W C"], visible: Int[Array, "B V"] | None = None
-    ) -> Float[Array, "B N D"]:
-        """Returns the embedded patches in raster order, or those in `visible` in its order."""
-        patches = cut_patches(images, self.patch_size)
-        return self.of_patches(patches if visible is None else take_patches(patches, visible))
+    def __call__(self, images: Float[Array, "B H W C"]) -> Float[Array, "B N D"]:
+        """Returns the embedded patches in raster order."""
+        return self.of_patches(cut_patches(images, self.patch_size))
 
     def of_patches(self, patches: Float[Array, "B N F"]) -> Float[Array, "B N D"]:
         """Returns the embeddings of patches whose pixels are flattened: rows, columns, colours."""

@@ -8,8 +8,6 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from vit_jax.models.naflex import interpolated_positions
-
 _init = nnx.initializers.normal(stddev=0.02)
 
 
@@ -85,6 +83,35 @@ class Learned1d(PositionTable):
         prefix = jnp.pad(own, ((0, 0), (0, self.spec.num_registers), (0, 0)))
         prefix = jnp.broadcast_to(prefix, (len(patches), *prefix.shape[1:]))
         return jnp.concatenate([prefix, patches], axis=1)
+
+
+def interpolated_positions(
+    table: Float[Array, "G H D"], grid: Int[Array, "B 2"], length: int
+) -> Float[Array, "B N D"]:
+    """Returns position embeddings of each image, for a table that is resized to its grid.
+
+    Bilinear with antialiasing, as `jax.image.resize(table, grid, "linear")`, which cannot do it for
+    a traced grid. Padding up to `length` gets the embeddings of places beyond the last row.
+    """
+    grid = jnp.maximum(grid, 1)
+    place = jnp.arange(length)
+    row, column = place[None] // grid[:, 1:], place[None] % grid[:, 1:]
+    by_row = _resize_weights(row, grid[:, :1], table.shape[0])
+    by_column = _resize_weights(column, grid[:, 1:], table.shape[1])
+    weights = by_row[..., :, None] * by_column[..., None, :]
+    flat = table.reshape(-1, table.shape[-1])
+    return jnp.matmul(weights.reshape(*row.shape, -1), flat, precision="highest")
+
+
+def _resize_weights(
+    index: Int[Array, "B N"], size: Int[Array, "B 1"], stored: int
+) -> Float[Array, "B N S"]:
+    """Returns the weights of the stored places along one axis for some places of the new axis."""
+    step = stored / size.astype(jnp.float32)
+    centre = (index.astype(jnp.float32) + 0.5) * step - 0.5
+    distance = jnp.abs(centre[..., None] - jnp.arange(stored, dtype=jnp.float32)[None, None])
+    weights = jnp.maximum(0.0, 1 - distance / jnp.maximum(step, 1.0)[..., None])
+    return weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-6)
 
 
 class Learned2d(PositionTable):

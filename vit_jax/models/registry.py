@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import KEY, ConfigError, ModelError
+from vit_jax.errors import KEY, ConfigError
 from vit_jax.models.aliases import find_alias, our_name
 from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
 from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
@@ -96,28 +96,15 @@ def build_model(
     image_size: int | tuple[int, int],
     key: jax.Array,
     platform: str | None = None,
-    **flags: bool,
 ) -> Any:
     """Builds the model of a config section; may be traced.
 
     With 0 classes it returns features instead of logits. `platform` is the "cpu", "gpu" or "tpu"
-    that it will run on; None: the default backend. A task sets flags, e.g. mask_token=True, which
-    the family must support.
+    that it will run on; None: the default backend.
     """
-    family = family_of(options.name)
-    for flag, wanted in list(flags.items()):
-        if flag not in family.build_flags:
-            if wanted:
-                having = [f.name for f in FAMILIES if flag in f.build_flags]
-                raise ModelError(
-                    f"{options.name}, a {family.name}, with {flag}",
-                    f"a model of family {' or '.join(having) or '(none)'}",
-                    "use another model",
-                )
-            del flags[flag]
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    model = family.build(
-        options, num_classes=num_classes, image_size=size, key=key, platform=platform, **flags
+    model = family_of(options.name).build(
+        options, num_classes=num_classes, image_size=size, key=key, platform=platform
     )
     model.config = options
     return model

@@ -1,6 +1,5 @@
 """The text tower of a pair of towers: tokens -> embeddings -> encoder -> pooling -> projection."""
 
-import dataclasses
 import re
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -14,11 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.errors import ConfigError, ModelError, nearest
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.attention import Mask
-from vit_jax.models.blocks import BlockSpec, Encoder
+from vit_jax.models.block_options import BlockOptions
+from vit_jax.models.blocks import Encoder, EncoderShape
 from vit_jax.models.heads import AttentionPooling
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.vit_options import SMALL_VITS, VIT_SIZES
+from vit_jax.models.vit_family import SMALL_VITS, VIT_SIZES
 from vit_jax.schema import Section, option
 
 # name: width, depth, MLP dim, heads. Published text towers have the sizes of ViTs; the small ones
@@ -96,20 +96,10 @@ class TextConfig(Section):
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class TextShape:
-    """The sizes that a name like "Text-B" stands for, with the overrides of the options."""
-
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
-
-
-def text_shape(options: TextConfig) -> TextShape:
+def text_shape(options: TextConfig) -> EncoderShape:
     """Returns the sizes of a text tower."""
     named = zip(("width", "depth", "mlp_dim", "num_heads"), TEXT_SIZES[options.name], strict=True)
-    shape = TextShape(**{name: getattr(options, name) or size for name, size in named})
+    shape = EncoderShape(**{name: getattr(options, name) or size for name, size in named})
     if shape.width % shape.num_heads:
         raise ModelError(
             f"a text tower of width {shape.width} with {shape.num_heads} heads",
@@ -163,43 +153,21 @@ class TextTower(nnx.Module):
         self.segment_embedding = make_table(segments, stddev=0.02) if segments else None
         self.embedding_norm = make_norm() if is_post else None
         platform = platform or jax.default_backend()
-        self.encoder = Encoder(
-            BlockSpec(
-                width=shape.width,
-                num_heads=shape.num_heads,
-                tokens=options.context_length,
-                position_table=None,
-                mlp="quick_gelu" if options.activation == "quick_gelu" else "gelu",
-                mlp_hidden=shape.mlp_dim,
-                gelu_approximate=options.activation == "gelu_tanh",
-                norm_placement=options.norm_placement,
-                norm_epsilon=options.norm_epsilon,
-                layer_scale=None,
-                relative=False,
-                qk_norm=False,
-                qkv_bias=True,
-                dropout=0.0,
-                # The kernels that take a mask.
-                attention_implementation="einsum" if platform == "cpu" else "xla",
-                dtype=dtype,
-            ),
-            shape.depth,
+        of_blocks = BlockOptions(
+            mlp="quick_gelu" if options.activation == "quick_gelu" else "gelu",
+            gelu_approximate=options.activation == "gelu_tanh",
+            norm_placement=options.norm_placement,
+            norm_epsilon=options.norm_epsilon,
+            # The kernels that take a mask.
+            attention_implementation="einsum" if platform == "cpu" else "xla",
+            dtype=pair.dtype,
             remat=pair.remat,
             scan=pair.scan,
-            token_rows=platform in ("gpu", "cuda"),
-            rngs=rngs,
         )
+        self.encoder = Encoder(shape, of_blocks, tokens=self.tokens, platform=platform, rngs=rngs)
         self.norm = None if is_post else make_norm()
         make_pooling = partial(
-            AttentionPooling,
-            shape.width,
-            shape.num_heads,
-            shape.mlp_dim,
-            gelu_approximate=options.activation == "gelu_tanh",
-            quick_gelu=options.activation == "quick_gelu",
-            norm_epsilon=options.norm_epsilon,
-            dtype=dtype,
-            rngs=rngs,
+            AttentionPooling, shape.width, shape.num_heads, shape.mlp_dim, of_blocks, rngs=rngs
         )
         self.attention_pooling = make_pooling() if options.pooling == "map" else None
         self.embedding_size = embedding_size or shape.width
@@ -219,7 +187,6 @@ class TextTower(nnx.Module):
         x = constrain(x.astype(self.dtype), "batch")
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         x, _ = self.encoder(x, mask=self._mask(tokens))
-        x = constrain(x, "batch")
         x = x if self.norm is None else self.norm(x)
         features = constrain(self._pool(x, tokens).astype(jnp.float32), "batch")
         if self.projection is None:

@@ -16,13 +16,14 @@ from jaxtyping import Array, Float
 from vit_jax.errors import ConfigError, ModelError
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.aliases import our_name
+from vit_jax.models.blocks import EncoderShape
 from vit_jax.models.family import Family, ImageModel, Layer
 from vit_jax.models.heads import Head
 from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.stacking import Stack
-from vit_jax.models.text import TEXT_SIZES, TextConfig, TextShape, TextTower, text_shape
-from vit_jax.models.vit import VIT
+from vit_jax.models.text import TEXT_SIZES, TextConfig, TextTower, text_shape
+from vit_jax.models.vit_family import VIT
 from vit_jax.schema import ChosenBy, option, section
 
 _SHARED = ("dtype", "initial_values", "remat", "scan")
@@ -106,7 +107,7 @@ class TwoTowersShape:
     """The sizes of both towers."""
 
     image: Any  # Of its family's class.
-    text: TextShape
+    text: EncoderShape
 
     @property
     def stride(self) -> int:

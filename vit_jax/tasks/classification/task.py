@@ -14,6 +14,7 @@ from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.evaluation.by_class import ByClass, class_outputs
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
 from vit_jax.evaluation.loop import EvalStep
+from vit_jax.models import naflex
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.naflex import Patches, fit_grid
 from vit_jax.models.registry import build_model, model_shape
@@ -100,6 +101,13 @@ def model_input(batch: Batch) -> Any:
     return to_unit_range(batch["image"])
 
 
+def predict(model: Any, images: Any, *, key: jax.Array | None = None) -> Float[Array, "B C"]:
+    """Returns the logits of images or of sequences of patches; a key turns dropout on."""
+    if isinstance(images, Patches):
+        return naflex.apply(model, images, key=key)
+    return model(images, key=key)
+
+
 def make_prepare(config: Config, num_classes: int) -> Prepare:
     """Returns prepare_fn(batch, step): scale u8 images to [-1, 1], flip, erase and mix them.
 
@@ -143,7 +151,7 @@ def make_batch_loss(
     def batch_loss_fn(
         params: Any, batch: Batch, key: jax.Array
     ) -> tuple[Float[Array, ""], Metrics]:
-        logits = nnx.merge(graphdef, params)(batch["image"], key=key)
+        logits = predict(nnx.merge(graphdef, params), batch["image"], key=key)
         losses = loss(logits, batch["label"])
         if weights is not None:
             losses *= as_distribution(batch["label"], logits.shape[-1]) @ weights
@@ -164,7 +172,7 @@ def make_eval_step(graphdef: nnx.GraphDef, loss: LossFn, *, by_class: bool = Fal
     """
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        logits = nnx.merge(graphdef, params)(model_input(batch))
+        logits = predict(nnx.merge(graphdef, params), model_input(batch))
         outputs = outputs_of_batch(logits, batch, loss)
         labels, mask = outputs["label"], outputs["mask"]
         return outputs | (class_outputs(logits, labels, mask) if by_class else {})

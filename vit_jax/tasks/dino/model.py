@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from vit_jax.models.activation_sharding import constrain
-from vit_jax.models.vit import ViT
-from vit_jax.models.vit_options import ViTConfig, vit_shape
+from vit_jax.models.vit import ViT, learned_tokens
+from vit_jax.models.vit_family import vit_shape
+from vit_jax.models.vit_options import ViTConfig
 from vit_jax.named_tree import map_named
 from vit_jax.tasks.dino.config import DinoConfig
 
@@ -23,7 +24,8 @@ _init = nnx.initializers.lecun_normal()
 class SelfDistilled(ViT):
     """A ViT without a classification head, with one or two projection heads.
 
-    Called like any ViT, it returns the pooled features. `patch_projector` is the head on the
+    Called like any ViT, it returns the pooled features. `mask_token` replaces embedded patches, and
+    `patch_projector` is the head on the
     patches, for the iBOT term. As in arXiv:2304.07193, the two heads share no parameters.
     """
 
@@ -43,14 +45,34 @@ class SelfDistilled(ViT):
             num_classes=0,
             image_size=(image_size, image_size),
             platform=platform,
-            mask_token=masks_patches,
             rngs=rngs,
         )
+        self.mask_token = learned_tokens(1, shape.width, rngs) if masks_patches else None
         dtype = jnp.dtype(options.dtype)
         self.projector = Projector(shape.width, section, dtype=dtype, rngs=rngs)
         self.patch_projector = (
             Projector(shape.width, section, dtype=dtype, rngs=rngs) if masks_patches else None
         )
+
+    def encode_masked(
+        self,
+        images: Float[Array, "M H W 3"],
+        masked: Bool[Array, "B 2 N"] | None,
+        *,
+        key: jax.Array | None = None,
+    ) -> tuple[Float[Array, "M D"], Float[Array, "M T D"]]:
+        """Returns the pooled features and all encoded tokens of crops with masked patches.
+
+        None: no patch is masked. A key turns dropout and stochastic depth on.
+        """
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        patches = self.patches(images)
+        if masked is not None and self.mask_token is not None:
+            token = self.mask_token[...].astype(patches.dtype)
+            is_masked = masked.reshape(*patches.shape[:2], 1)
+            patches = constrain(jnp.where(is_masked, token, patches), "batch")
+        encoded, _ = self.encode(self.embed(patches, key=keys[0]), key=keys[1])
+        return self.head(self.pool(encoded))[0], encoded
 
 
 class Projector(nnx.Module):

@@ -26,7 +26,8 @@ from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.flops import traced_macs, training_flops
 from vit_jax.models.patches import take_patches
-from vit_jax.models.vit_options import ViTConfig, vit_shape
+from vit_jax.models.vit_family import vit_shape
+from vit_jax.models.vit_options import ViTConfig
 from vit_jax.rng import stream
 from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.collapse import METRIC, DirectionTotals, direction_sums, feature_std
@@ -155,21 +156,13 @@ class Networks:
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         model = nnx.merge(self.graphdef, params)
 
-        def mask(patches: jax.Array) -> jax.Array:
-            masked = batch["masked"].reshape(*patches.shape[:2], 1)
-            return jnp.where(masked, model.mask_token[...].astype(patches.dtype), patches)
-
-        features, found = model(
-            global_views(batch),
-            key=keys[0],
-            edit_patches=None if places is None else mask,
-            return_intermediates=("encoded",),
-        )
+        masked = None if places is None else batch["masked"]
+        features, encoded = model.encode_masked(global_views(batch), masked, key=keys[0])
         size = len(batch["image"])
         logits = model.projector(features).reshape(size, 2, -1)
         patches = None
         if places is not None:
-            chosen = take_patches(found["encoded"][:, model.num_prefix :], places)
+            chosen = take_patches(encoded[:, model.num_prefix :], places)
             patches = model.patch_projector(chosen)
         if self.section.local_crops:
             local = nnx.merge(

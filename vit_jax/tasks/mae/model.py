@@ -7,13 +7,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from vit_jax.errors import ConfigError, ModelError
-from vit_jax.models.attention import choose_attention
-from vit_jax.models.blocks import BlockSpec, Encoder
+from vit_jax.models.block_options import BlockOptions
+from vit_jax.models.blocks import Encoder, EncoderShape
+from vit_jax.models.family import check_images
 from vit_jax.models.layers import LayerNorm
-from vit_jax.models.patches import take_patches
-from vit_jax.models.position import Sincos2d, TableSpec
+from vit_jax.models.patches import cut_patches, take_patches
+from vit_jax.models.position import Sincos2d, TableSpec, rope_2d
 from vit_jax.models.vit import ViT
-from vit_jax.models.vit_options import ViTConfig, has_class_token, vit_shape
+from vit_jax.models.vit_family import vit_shape
+from vit_jax.models.vit_options import ViTConfig, has_class_token
 from vit_jax.tasks.mae.config import MaeConfig
 
 
@@ -93,13 +95,34 @@ class MaskedAutoencoder(ViT):
         `images` are in [-1, 1]; `order` has each image's patches, the visible ones first. `key`
         turns dropout and stochastic depth of the encoder on.
         """
-        _, found = self(
-            images,
-            key=key,
-            visible=order[:, : self.num_visible],
-            return_intermediates=("encoded", "pre_logits"),
-        )
-        return self.decoder(found["encoded"], order), found["pre_logits"]
+        encoded = self.encode_visible(images, order[:, : self.num_visible], key=key)
+        features, _ = self.head(self.pool(encoded))
+        return self.decoder(encoded, order), features
+
+    def encode_visible(
+        self,
+        images: Float[Array, "B H W 3"],
+        visible: Int[Array, "B V"],
+        *,
+        key: jax.Array | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Returns the encoded tokens of some patches of each image; nothing else is computed."""
+        check_images(images, self.image_size)
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+
+        def of_visible(table: Float[Array, "1 N K"]) -> Float[Array, "B T K"]:
+            table = jnp.broadcast_to(table, (len(images), *table.shape[1:]))
+            prefix, patches = table[:, : self.num_prefix], table[:, self.num_prefix :]
+            return jnp.concatenate([prefix, take_patches(patches, visible)], axis=1)
+
+        table, rope = self.position_embedding, None
+        positions = None if table is None else of_visible(table(self.tokens))
+        if self.has_rope:
+            cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
+            rope = of_visible(jnp.asarray(cos)[None]), of_visible(jnp.asarray(sin)[None])
+        pixels = take_patches(cut_patches(images, self.patch_embedding.patch_size), visible)
+        x = self.embed(self.patch_embedding.of_patches(pixels), positions, key=keys[0])
+        return self.encode(x, rope=rope, key=keys[1])[0]
 
 
 class Decoder(nnx.Module):
@@ -121,47 +144,26 @@ class Decoder(nnx.Module):
         platform: str | None,
         rngs: nnx.Rngs,
     ):
-        width, heads, dtype = section.decoder_width, section.decoder_heads, jnp.dtype(options.dtype)
+        width, dtype = section.decoder_width, jnp.dtype(options.dtype)
         self.num_prefix = table.class_token + table.num_registers
-        tokens = self.num_prefix + table.grid[0] * table.grid[1]
         requested = options.attention_implementation
-        self.attention = choose_attention(
-            # Kernels that were requested for the encoder may not support these sizes.
-            requested if requested in ("xla", "einsum") else "auto",
-            tokens=tokens,
-            head_dim=width // heads,
-            num_heads=heads,
-            dtype=dtype,
-            has_bias=False,
-            platform=platform,
-        )
         self.embed = _linear(features, width, dtype, rngs)
         init = nnx.initializers.normal(stddev=0.02)
         self.mask_token = nnx.Param(init(rngs.params(), (1, 1, width), jnp.float32))
         self.position_embedding = Sincos2d(table)
         self.stack = Encoder(
-            BlockSpec(
-                width=width,
-                num_heads=heads,
-                tokens=tokens,
-                position_table=None,
-                mlp="gelu",
-                mlp_hidden=4 * width,
+            EncoderShape(width, section.decoder_depth, 4 * width, section.decoder_heads),
+            BlockOptions(
                 gelu_approximate=options.gelu_approximate,
-                norm_placement="pre",
                 norm_epsilon=options.norm_epsilon,
-                layer_scale=None,
-                relative=False,
-                qk_norm=False,
-                qkv_bias=True,
-                dropout=0.0,
-                attention_implementation=self.attention.implementation,
-                dtype=dtype,
+                # Kernels that were requested for the encoder may not support these sizes.
+                attention_implementation=requested if requested in ("xla", "einsum") else "auto",
+                dtype=options.dtype,
+                remat=options.remat,
+                scan=options.scan,
             ),
-            section.decoder_depth,
-            remat=options.remat,
-            scan=options.scan,
-            token_rows=(platform or jax.default_backend()) in ("gpu", "cuda"),
+            tokens=self.num_prefix + table.grid[0] * table.grid[1],
+            platform=platform,
             rngs=rngs,
         )
         self.norm = LayerNorm(width, epsilon=options.norm_epsilon, dtype=dtype)
@@ -175,13 +177,8 @@ class Decoder(nnx.Module):
         `encoded` has class token and registers, then the visible patches in the order of `order`.
         """
         x = self.place(self.embed(encoded), order)
-        x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
-        tokens = x.shape[1]
-        padding = self.attention.padding(tokens)
-        if padding:
-            x = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
-        x, _ = self.stack(x, valid_tokens=tokens if padding else None)
-        return self.predict(self.norm(x[:, self.num_prefix : tokens])).astype(jnp.float32)
+        x, _ = self.stack(x + self.position_embedding(x.shape[1]).astype(x.dtype))
+        return self.predict(self.norm(x[:, self.num_prefix :])).astype(jnp.float32)
 
     def place(self, x: Float[Array, "B T W"], order: Int[Array, "B N"]) -> Float[Array, "B M W"]:
         """Returns the tokens with every patch at its place, and mask tokens for the hidden ones."""

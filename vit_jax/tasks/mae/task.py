@@ -20,7 +20,8 @@ from vit_jax.evaluation.means import MeanTotals
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.flops import traced_macs, training_flops
 from vit_jax.models.patches import cut_patches
-from vit_jax.models.vit_options import ViTConfig, vit_shape
+from vit_jax.models.vit_family import vit_shape
+from vit_jax.models.vit_options import ViTConfig
 from vit_jax.rng import stream
 from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.collapse import METRIC, feature_std

@@ -17,9 +17,11 @@ from vit_jax.data.device import Batch, flip, to_unit_range
 from vit_jax.evaluation.classification import PredictionTotals, prediction_sums
 from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.family import check_images
 from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.models.registry import build_model
-from vit_jax.models.vit import ViT
+from vit_jax.models.vit import ViT, learned_tokens
+from vit_jax.models.vit_family import vit_shape
+from vit_jax.models.vit_options import ViTConfig
 from vit_jax.rng import stream
 from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
@@ -35,13 +37,10 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     side, section = config.data.image_size, config.masked_patches
     outputs = section.num_colours
 
-    def build(key: jax.Array) -> nnx.Module:
-        return build_masked_model(
-            config.model, outputs, image_size=side, key=key, platform=platform
-        )
+    def build(key: jax.Array) -> MaskedViT:
+        return build_masked_vit(config, key=key, platform=platform)
 
     abstract = nnx.eval_shape(build, jax.random.key(0))
-    assert isinstance(abstract, ViT)
     graphdef, stride = nnx.graphdef(abstract), side // abstract.grid[0]
     macs = forward_macs(
         config.model, num_classes=outputs, image_size=(side, side), head_per_patch=True
@@ -62,28 +61,34 @@ def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     )
 
 
-def build_masked_model(
-    options: Any, num_colours: int, *, image_size: int, key: jax.Array, platform: str | None = None
-) -> nnx.Module:
-    """Makes a model with a mask token and a head over colours."""
-    return build_model(
-        options,
-        num_classes=num_colours,
-        image_size=image_size,
-        key=key,
+def build_masked_vit(config: Config, *, key: jax.Array, platform: str | None = None) -> "MaskedViT":
+    """Makes the model of a run of this task."""
+    side = config.data.image_size
+    return MaskedViT(
+        config.model,  # pyright: ignore[reportArgumentType]
+        num_classes=config.masked_patches.num_colours,
+        image_size=(side, side),
         platform=platform,
-        mask_token=True,
+        rngs=nnx.Rngs(params=key),
     )
 
 
-def predict(model: Any, batch: Batch, *, key: jax.Array | None = None) -> Float[Array, "B N C"]:
-    """Returns the logits of all patches of a corrupted batch, f32; `key` turns dropout on."""
-    corruption = Corruption(batch["source"], batch["hidden"])
+class MaskedViT(ViT):
+    """A ViT with a mask token, whose head predicts the colour of each patch."""
 
-    def edit_patches(patches: jax.Array) -> jax.Array:
-        return corrupt(patches, corruption, model.mask_token[...])
+    def __init__(self, options: ViTConfig, *, rngs: nnx.Rngs, **sizes: Any):
+        shape = vit_shape(options)
+        super().__init__(shape, options, rngs=rngs, **sizes)
+        self.mask_token = learned_tokens(1, shape.width, rngs)
 
-    return model(batch["image"], edit_patches=edit_patches, per_patch=True, key=key)
+    def predict(self, batch: Batch, *, key: jax.Array | None = None) -> Float[Array, "B N C"]:
+        """Returns the logits of all patches of a corrupted batch, f32; `key` turns dropout on."""
+        check_images(batch["image"], self.image_size)
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        corruption = Corruption(batch["source"], batch["hidden"])
+        patches = corrupt(self.patches(batch["image"]), corruption, self.mask_token[...])
+        encoded, _ = self.encode(self.embed(constrain(patches, "batch"), key=keys[0]), key=keys[1])
+        return self.head(encoded[:, self.num_prefix :])[0]
 
 
 def make_prepare(config: Config, stride: int) -> Prepare:
@@ -142,7 +147,7 @@ def make_batch_loss(graphdef: nnx.GraphDef) -> BatchLoss:
     def batch_loss_fn(
         params: Any, batch: Batch, key: jax.Array
     ) -> tuple[Float[Array, ""], Metrics]:
-        logits = predict(nnx.merge(graphdef, params), batch, key=key)
+        logits = nnx.merge(graphdef, params).predict(batch, key=key)
         return corrupted_loss(logits, batch["colour"], batch["corrupted"]), {}
 
     return batch_loss_fn
@@ -172,7 +177,7 @@ def make_eval_step(graphdef: nnx.GraphDef, config: MaskedPatchesConfig, stride: 
 
     def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
         ready = evaluation_batch(batch["image"], config, stride)
-        logits = predict(nnx.merge(graphdef, params), ready)
+        logits = nnx.merge(graphdef, params).predict(ready)
         counted = ready["corrupted"] & batch["mask"][:, None]
         sums = prediction_sums(
             logits.reshape(-1, logits.shape[-1]),

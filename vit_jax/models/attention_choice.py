@@ -1,0 +1,163 @@
+"""The choice of the kernel that computes attention: for the device, the sizes and the options."""
+
+import dataclasses
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from vit_jax.errors import ModelError
+from vit_jax.models.attention import Implementation, attend
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionChoice:
+    """The kernel to use, the number of tokens to pad to, and the reason for the choice."""
+
+    implementation: Implementation
+    padded_tokens: int
+    reason: str
+
+    def padding(self, tokens: int) -> int:
+        """Returns how many tokens to add to a sequence: cuDNN's kernel needs an even number."""
+        return tokens % 2 if self.implementation == "cudnn" else 0
+
+
+def choose_attention(
+    requested: str,
+    *,
+    tokens: int,
+    head_dim: int,
+    num_heads: int,
+    dtype: DTypeLike,
+    has_bias: bool,
+    platform: str | None = None,
+) -> AttentionChoice:
+    """Chooses the attention kernel for a shape.
+
+    cuDNN's flash attention can only train with an even number of tokens. An odd number, as in most
+    ViTs with a class token, is padded by one token, which `key_value_seq_lengths` masks.
+
+    On a GPU the shape is compiled once to see whether cuDNN supports it. For GPUs that are not
+    there, which `plan` compiles for, these rules decide alone: compute capability 8.0 or newer
+    (every GPU that `plan` knows), bfloat16 or float16, head dimension at most 128 and a multiple
+    of 8, no learned bias, an even number of tokens after padding. Source: the checks in
+    jax/_src/cudnn/fused_attention_stablehlo.py, which also allow head dimensions up to 256 from
+    compute capability 9.0 on.
+
+    The Pallas kernel is for TPUs. On a CPU it can be requested, but is interpreted, which is slow.
+    On a machine with a TPU, `auto` compiles it once to see whether the compiler accepts it; plans
+    for TPUs that are elsewhere only check that its blocks fit into the chip's memory.
+
+    `requested` is "auto" or a kernel, `platform` "cpu", "gpu", "tpu" or None, the default backend.
+    The tokens include class token and registers; `has_bias` means a position bias on the logits.
+    """
+    platform = platform or jax.default_backend()
+    if requested in ("xla", "einsum"):
+        return AttentionChoice(requested, tokens, "requested")
+    if requested == "pallas" or (requested == "auto" and platform == "tpu"):
+        problem = _pallas_problem(tokens, num_heads, head_dim, dtype, has_bias, platform)
+        if problem is None:
+            reason = "requested" if requested == "pallas" else "TPU, moves the fewest bytes"
+            return AttentionChoice("pallas", tokens, reason)
+        if requested == "pallas":
+            raise ModelError(
+                f"attention_implementation pallas, but {problem}",
+                "a case that the kernel supports",
+                "use auto",
+            )
+        return AttentionChoice("xla", tokens, problem)
+    padded = tokens + tokens % 2
+    problem = None
+    if platform not in ("gpu", "cuda"):
+        problem = f"cuDNN needs a GPU, this is a {platform}"
+    elif dtype not in (jnp.bfloat16, jnp.float16):
+        problem = f"cuDNN needs bfloat16, this is {jnp.dtype(dtype).name}"
+    elif has_bias:
+        problem = "cuDNN has no gradient for a learned position bias"
+    elif head_dim > 128 or head_dim % 8:
+        problem = f"cuDNN does not support head dimension {head_dim}"
+    else:
+        here = jax.default_backend() == "gpu"
+        shape = padded, num_heads, head_dim, jnp.dtype(dtype).name
+        failure = _cudnn_problem(*shape) if here else None
+        problem = failure and f"cuDNN failed: {failure}"
+    if problem is None:
+        return AttentionChoice("cudnn", padded, "GPU, 16-bit, supported head dimension")
+    if requested == "cudnn":
+        raise ModelError(
+            f"attention_implementation cudnn, but {problem}",
+            "a case that cuDNN supports",
+            "use auto",
+        )
+    if platform == "cpu":
+        return AttentionChoice("einsum", tokens, "fastest on a CPU")
+    return AttentionChoice("xla", tokens, problem)
+
+
+def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> str | None:
+    """Compiles cuDNN attention and its gradient; returns the first line of the error, if any."""
+    return _compiler_problem("cudnn", tokens, num_heads, head_dim, dtype, has_bias=False)
+
+
+@functools.lru_cache
+def _compiler_problem(
+    implementation: Implementation,
+    tokens: int,
+    num_heads: int,
+    head_dim: int,
+    dtype: str,
+    *,
+    has_bias: bool,
+) -> str | None:
+    """Compiles attention and its gradient; returns the first line of the error, if any."""
+    shape = jax.ShapeDtypeStruct((2, tokens, num_heads, head_dim), jnp.dtype(dtype))
+    bias = jax.ShapeDtypeStruct((2, num_heads, tokens, tokens), jnp.float32) if has_bias else None
+
+    def total(q, k, v, bias):
+        return attend(
+            q, k, v, bias=bias, implementation=implementation, valid_tokens=tokens - 1
+        ).sum()
+
+    try:
+        jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape, bias).compile()
+    except Exception as error:  # Whatever the error is, XLA's kernel works.
+        return str(error).strip().splitlines()[0][:200]
+    return None
+
+
+def _pallas_problem(
+    tokens: int, num_heads: int, head_dim: int, dtype: DTypeLike, has_bias: bool, platform: str
+) -> str | None:
+    """Returns why the Pallas kernel cannot be used; None: it can."""
+    from vit_jax.models import pallas_attention
+
+    if platform not in ("tpu", "cpu"):
+        return f"the Pallas kernel needs a TPU, this is a {platform}"
+    if tokens > pallas_attention.MAX_TOKENS:
+        return f"the Pallas kernel takes {pallas_attention.MAX_TOKENS} tokens, these are {tokens}"
+    itemsize = jnp.dtype(dtype).itemsize
+    if not pallas_attention.fits(tokens, num_heads, head_dim, itemsize, has_bias=has_bias):
+        return f"{num_heads} heads of {tokens} tokens and {head_dim} features do not fit on a chip"
+    if platform != "tpu" or jax.default_backend() != "tpu":
+        return None
+    failure = _compiler_problem(
+        "pallas", tokens, num_heads, head_dim, jnp.dtype(dtype).name, has_bias=has_bias
+    )
+    return failure and f"the Pallas kernel failed: {failure}"
+
+
+@functools.lru_cache
+def log_choice(choice: AttentionChoice, tokens: int) -> None:
+    """Logs a choice once per process."""
+    padding = f", {tokens} tokens padded to {choice.padded_tokens}"
+    log.info(
+        "attention: %s%s (%s)",
+        choice.implementation,
+        padding if choice.padded_tokens != tokens else "",
+        choice.reason,
+    )
