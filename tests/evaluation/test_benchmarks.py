@@ -25,7 +25,7 @@ from vit_jax.errors import DataError
 from vit_jax.evaluation.classification import benchmark_outputs, example_outputs
 from vit_jax.interop.save import save
 from vit_jax.tasks.classification.config import LossConfig
-from vit_jax.tasks.classification.losses import make_loss
+from vit_jax.tasks.label_losses import make_loss
 
 # The labels of the stand-ins.
 SINGLE = [3, 999, 6, 11]

@@ -11,8 +11,8 @@ from vit_jax.evaluation.loop import evaluate, jit_eval_step
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.tasks.classification.config import LossConfig
-from vit_jax.tasks.classification.losses import make_loss
-from vit_jax.tasks.classification.task import make_eval_step
+from vit_jax.tasks.classification.task import Classification
+from vit_jax.tasks.label_losses import make_loss
 
 SIDE, PIXELS = 2, 12
 
@@ -23,7 +23,7 @@ class Linear(nnx.Module):
     def __init__(self, kernel: np.ndarray):
         self.kernel = nnx.Param(jnp.asarray(kernel, jnp.float32))
 
-    def __call__(self, images: jax.Array) -> jax.Array:
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
         return images.reshape(images.shape[0], -1) @ self.kernel[...]
 
 
@@ -42,8 +42,10 @@ def run(model: nnx.Module, batches, loss=None, totals=None) -> dict[str, float]:
     mesh = make_mesh(MeshConfig())
     graphdef, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
-    step = make_eval_step(graphdef, make_loss(loss or LossConfig()))
-    jitted = jit_eval_step(step, mesh, parameter_shardings(params, mesh))
+    task = Classification.__new__(Classification)  # Without a config: any model will do.
+    task.graphdef, task.by_class = graphdef, False
+    task.eval_loss = make_loss(loss or LossConfig())
+    jitted = jit_eval_step(task.eval_step, mesh, parameter_shardings(params, mesh))
     return evaluate(jitted, params, batches, mesh, totals or PredictionTotals())
 
 

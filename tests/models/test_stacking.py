@@ -1,7 +1,5 @@
 """Stacks of layers: where kernels are cast, and how the loop is chosen."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,31 +48,27 @@ def test_kernels_cast_before_the_loop_give_the_same_gradients_at_half_the_size(m
         np.testing.assert_array_equal(before[name], inside[name])
 
 
-def jaxpr_of(scan, remat, wrap=lambda function: function):
+def jaxpr_of(scan, remat):
     """Returns the loss's gradient through a stack with these options, as text."""
     layers = stacking.build_stack(lambda rngs: nnx.Linear(4, 4, rngs=rngs), DEPTH, nnx.Rngs(0))
+    loop = stacking.layer_loop(scan, remat)
 
     def total(x):
         found = stacking.scan_stack(
-            layers, lambda layer, x, _: (layer(x), None), x, DEPTH, scan=scan, remat=remat
+            layers, lambda layer, x, _: (layer(x), None), x, DEPTH, loop=loop
         )
         return found[0].sum()
 
-    return str(jax.make_jaxpr(wrap(jax.grad(total)))(jnp.ones((2, 4))))
+    return str(jax.make_jaxpr(jax.grad(total))(jnp.ones((2, 4))))
 
 
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_auto_takes_the_loop_that_the_step_has_chosen(scan, remat):
-    loop = stacking.LayerLoop(scan, remat)
-    with_loop = partial(stacking.with_layer_loop, loop=loop)
-    chosen = jaxpr_of("auto", "auto", with_loop)
-    assert chosen == jaxpr_of(scan, remat)
-    assert f"unroll={1 if scan else DEPTH}" in chosen
-    assert ("checkpoint" in chosen or "remat" in chosen) == (remat == "full")
-    # After the function, and with options of its own, a stack does not see that loop.
+def test_a_loop_is_scanned_or_unrolled_and_recomputes_what_it_does_not_keep(scan, remat):
+    text = jaxpr_of(scan, remat)
+    assert f"unroll={1 if scan else DEPTH}" in text
+    assert ("checkpoint" in text or "remat" in text) == (remat == "full")
     assert jaxpr_of("auto", "auto") == jaxpr_of(True, "none")
-    assert jaxpr_of(not scan, "dots", with_loop) == jaxpr_of(not scan, "dots")
 
 
 def test_outside_a_run_a_scanned_stack_on_a_tpu_keeps_only_matmuls(monkeypatch):

@@ -128,7 +128,7 @@ def evaluated(mesh: dict[str, int], size: int) -> dict[str, float]:
         rows = np.arange(start, start + size)
         images = few_colours()[np.where(rows < 20, rows, 0)]
         batches.append({"image": images, "label": np.zeros(size, np.int32), "mask": rows < 20})
-    totals = program.task.make_totals(())
+    totals = program.task.totals(())
     return evaluate(program.eval_step, state.eval_params, batches, program.mesh, totals)
 
 

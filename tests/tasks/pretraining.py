@@ -39,7 +39,7 @@ def evaluate_padded(program, params, images, order, size, padding):
         filled = np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)])
         mask = np.arange(size) < len(rows)
         batches.append({"image": filled, "label": np.zeros(size, np.int32), "mask": mask})
-    totals = program.task.make_totals(())
+    totals = program.task.totals(())
     return evaluate(program.eval_step, params, batches, program.mesh, totals)
 
 

@@ -11,8 +11,9 @@ from small_config import small_mapping
 from vit_jax.config.run import Config
 from vit_jax.data.sources import TfdsSource
 from vit_jax.errors import DataError
-from vit_jax.tasks.classification.losses import class_weights
-from vit_jax.tasks.classification.task import make_batch_loss
+from vit_jax.tasks.classification.task import Classification
+from vit_jax.tasks.label_losses import class_weights
+from vit_jax.tasks.task import DataInfo
 from vit_jax.train.inputs import count_classes
 
 LOGITS = np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 1.0, 3.0]], np.float32)
@@ -53,8 +54,9 @@ def loss_of(labels, weights, **loss):
     graphdef, state = nnx.split(Fixed())
     batch = {"image": jnp.zeros((3, 2, 2, 3)), "label": jnp.asarray(labels)}
     with jax.numpy_dtype_promotion("standard"):
-        function = make_batch_loss(graphdef, config, weights)
-        return float(function(nnx.to_pure_dict(state), batch, jax.random.key(0))[0])
+        task = Classification(config, DataInfo(3), platform="cpu")
+        task.graphdef, task.weights = graphdef, weights
+        return float(task.loss(nnx.to_pure_dict(state), batch, jax.random.key(0))[0])
 
 
 def test_each_example_has_the_weight_of_its_class():

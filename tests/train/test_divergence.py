@@ -4,7 +4,7 @@ import shared_programs
 from task_runs import digits_config
 
 from vit_jax.errors import DivergenceError
-from vit_jax.tasks.classification import task as classification
+from vit_jax.tasks.classification.task import Classification
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -12,17 +12,14 @@ from vit_jax.train.signals import StopSignals
 @pytest.mark.slow
 def test_a_diverged_run_names_the_step_and_its_last_checkpoint(digits_dir, tmp_path, monkeypatch):
     """Step 8 of a run that saves every five steps."""
-    make_prepare = classification.make_prepare
+    prepare = Classification.prepare
 
-    def poisoned(*args):
-        prepare = make_prepare(*args)
-        return lambda batch, step: (
-            ready := prepare(batch, step),
-            ready | {"image": jnp.where(step == 7, jnp.nan, ready["image"])},
-        )[-1]
+    def poisoned(task, batch, step):
+        ready = prepare(task, batch, step)
+        return ready | {"image": jnp.where(step == 7, jnp.nan, ready["image"])}
 
     monkeypatch.setattr(shared_programs, "_programs", {})  # Other tests do not get this one.
-    monkeypatch.setattr(classification, "make_prepare", poisoned)
+    monkeypatch.setattr(Classification, "prepare", poisoned)
     with pytest.raises(DivergenceError) as caught:
         train(digits_config(digits_dir, "evaluation.splits={}"), tmp_path, StopSignals())
     assert caught.value.got == "train/loss is nan at step 8"

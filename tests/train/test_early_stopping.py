@@ -125,7 +125,7 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finis
         batch_size=config.evaluation.batch_size or config.data.global_batch_size,
         num_classes=program.task.num_outputs,
         preprocessing=program.task.eval_preprocessing,
-        make_totals=program.task.make_totals,
+        make_totals=program.task.totals,
     )
     again = evaluator(program.eval_step, params)
     assert again == {name: result[name] for name in again}

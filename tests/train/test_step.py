@@ -11,8 +11,9 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.about import evaluated_item
-from vit_jax.tasks.classification import task as classification
-from vit_jax.tasks.classification.task import make_prepare
+from vit_jax.tasks import image_task
+from vit_jax.tasks.classification.task import Classification
+from vit_jax.tasks.task import DataInfo
 from vit_jax.train.optimizers import schedule_free_params
 from vit_jax.train.program import build_program
 
@@ -154,10 +155,11 @@ def test_images_are_erased_before_they_are_mixed(monkeypatch):
     def erase_half_of_every_second(images, key, probability):
         return images.at[::2, :4].set(0)
 
-    monkeypatch.setattr(classification, "erase", erase_half_of_every_second)
+    monkeypatch.setattr(image_task, "erase", erase_half_of_every_second)
     augment = {"erasing_probability": 1.0, "flip": False}
     data = {**DATA, "augment": augment}
-    prepare = jax.jit(make_prepare(config(data=data, mixing={"mixup_alpha": 1.0}), 5))
+    mixed = config(data=data, mixing={"mixup_alpha": 1.0})
+    prepare = jax.jit(Classification(mixed, DataInfo(5), platform="cpu").prepare)
     white = {"image": jnp.full((8, 8, 8, 3), 255, jnp.uint8), "label": jnp.zeros(8, jnp.int32)}
     found = np.unique(np.round(prepare(white, jnp.asarray(0, jnp.int32))["image"], 4))
     # Blends of an erased with a white image, in both orders, and of two white ones.

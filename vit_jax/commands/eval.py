@@ -190,7 +190,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         batch_size=config.evaluation.batch_size or config.data.global_batch_size,
         num_classes=num_classes,
         preprocessing=program.task.eval_preprocessing,
-        make_totals=program.task.make_totals,
+        make_totals=program.task.totals,
         variants=program.evaluated_variants,
         report=args.workdir / "report",
         suffix="" if args.step is None else f"-step-{args.step}",

@@ -75,7 +75,9 @@ class LoggingConfig(Section):
 # The key `task`, and the sections that tasks add, e.g. `loss`.
 _literal: Any = Literal
 _meaning = "What the model learns; `vit_jax/tasks` has a folder for each."
-_fields: dict[str, Any] = {"task": (_literal[TASKS], option("classification", meaning=_meaning))}
+_fields: dict[str, Any] = {
+    "task": (_literal[tuple(TASKS)], option("classification", meaning=_meaning))
+}
 _fields |= {key: (cls, section(cls)) for key, cls in task_sections().items()}
 _TaskSections: type[Section] = pydantic.create_model("_TaskSections", __base__=Section, **_fields)
 

@@ -17,7 +17,13 @@ from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import build_mlp
 from vit_jax.models.position import TableSpec, build_table
-from vit_jax.models.stacking import build_stack, keep, keys_and_drop_rates, scan_stack
+from vit_jax.models.stacking import (
+    build_stack,
+    keep,
+    keys_and_drop_rates,
+    layer_loop,
+    scan_stack,
+)
 
 BLOCK_INTERMEDIATES = (
     "attention_weights", "attention_output", "mlp_output", "block_output",
@@ -186,8 +192,7 @@ class Encoder(nnx.Module):
         self.depth = shape.depth
         self.stochastic_depth = options.stochastic_depth
         self.constant_depth = options.stochastic_depth_rates == "constant"
-        self.remat: Any = options.remat
-        self.scan: Any = options.scan
+        self.loop = layer_loop(options.scan, options.remat)
         # XLA's GPU compiler may otherwise choose a layout that is converted at every matmul, a
         # tenth of a step's traffic.
         self.stores_rows = platform in ("gpu", "cuda")
@@ -241,8 +246,7 @@ class Encoder(nnx.Module):
             per_layer=keys_and_drop_rates(
                 key, self.depth, self.stochastic_depth, constant=self.constant_depth
             ),
-            remat=self.remat,
-            scan=self.scan,
+            loop=self.loop,
         )
         if padding:
             x = x[:, :tokens]

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import re
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,14 @@ from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.patches import PatchEmbedding, PatchShape
-from vit_jax.models.stacking import Remat, Stack, build_stack, keep, keys_and_drop_rates, scan_stack
+from vit_jax.models.stacking import (
+    Stack,
+    build_stack,
+    keep,
+    keys_and_drop_rates,
+    layer_loop,
+    scan_stack,
+)
 from vit_jax.schema import option
 
 _BLOCK_INTERMEDIATES = ("token_mixing_output", "channel_mixing_output", "block_output")
@@ -160,8 +167,7 @@ class Mixer(ImageModel):
         self.tokens = self.grid[0] * self.grid[1]
         self.depth = shape.depth
         self.stochastic_depth = options.stochastic_depth
-        self.scan: bool | Literal["auto"] = options.scan
-        self.remat: Remat | Literal["auto"] = options.remat
+        self.loop = layer_loop(options.scan, options.remat)
         self.patch_embedding = PatchEmbedding(
             shape.patch_size, 3, shape.width, dtype=dtype, rngs=rngs
         )
@@ -234,8 +240,7 @@ class Mixer(ImageModel):
             self.depth,
             span=span,
             per_layer=keys_and_drop_rates(key, self.depth, self.stochastic_depth),
-            remat=self.remat,
-            scan=self.scan,
+            loop=self.loop,
         )
 
 

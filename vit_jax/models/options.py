@@ -15,6 +15,8 @@ AUTO = "auto"
 SIZES = ("width", "depth", "mlp_dim", "token_mlp_dim", "channel_mlp_dim", "num_heads")
 """Options that override a size of the named model."""
 
+Remat = Literal["none", "dots", "full"]
+
 C = TypeVar("C", bound="ModelConfig")
 
 
@@ -23,7 +25,7 @@ class LayerOptions(Section):
 
     dtype: Literal["float32", "bfloat16"] = option("float32")
     """Type of activations and matmuls. Parameters, softmax, normalisation and loss stay float32."""
-    remat: Literal["auto", "none", "dots", "full"] = option(AUTO, changes_result=False)
+    remat: Remat | Literal["auto"] = option(AUTO, changes_result=False)
     """What a block keeps for its backward pass: everything, matmul results, or only its input.
     auto: the fastest that fits, see `train/step_choice.py`.
     """
@@ -53,6 +55,10 @@ class ModelConfig(LayerOptions):
         "vision_transformer"
     )
     """Whose code the initial values follow, see `models.initial_values`."""
+
+    def with_loop(self: C, scan: bool, remat: Remat) -> C:
+        """Returns the options with this loop over the layers, see `stacking.LayerLoop`."""
+        return self.replace(scan=scan, remat=remat)
 
     @property
     def label(self) -> str:

@@ -26,7 +26,7 @@ from vit_jax.models.family import (
 from vit_jax.models.group_norm import group_norm
 from vit_jax.models.heads import HEAD_RULES, Head
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.stacking import Remat, build_stack, checkpointed, scan_stack
+from vit_jax.models.stacking import LayerLoop, Remat, build_stack, checkpointed, scan_stack
 from vit_jax.schema import option
 
 Kernel = Float[Array, "K K I O"]
@@ -247,18 +247,17 @@ class Stage(nnx.Module):
         self.first = unit(inputs, width, stride, style=style, rngs=rngs)
         self.blocks = build_stack(make, count - 1, rngs) if count > 1 else None
         self.rest = count - 1
-        self.remat: Remat = "none" if remat == "auto" else remat
-        self.scan: bool = True if scan == "auto" else scan
+        self.loop = LayerLoop(scan is not False, "none" if remat == "auto" else remat)
 
     def __call__(self, x: Map) -> NewMap:
-        x = checkpointed(self.first, x, self.remat)
+        x = checkpointed(self.first, x, self.loop.remat)
         if self.blocks is None:
             return x
 
         def body(unit: UnitV1 | UnitV2, x: jax.Array, extra: None) -> tuple[jax.Array, None]:
             return unit(x), extra
 
-        return scan_stack(self.blocks, body, x, self.rest, remat=self.remat, scan=self.scan)[0]
+        return scan_stack(self.blocks, body, x, self.rest, loop=self.loop)[0]
 
 
 class Trunk(nnx.Module):

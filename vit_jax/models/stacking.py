@@ -5,7 +5,6 @@ time does not grow with depth. Unrolling the loop changes neither names nor shap
 Stacks are named `blocks`; optimizers recognise them by that name.
 """
 
-import contextvars
 import dataclasses
 import functools
 import math
@@ -19,9 +18,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.models.activation_sharding import devices_along_tensor
-from vit_jax.models.tracing import F, traced_with
-
-Remat = Literal["none", "dots", "full"]
+from vit_jax.models.options import Remat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,29 +46,16 @@ class Stack:
     logits: int = 0
 
 
-# None: outside a training step whose loop was chosen.
-_chosen: contextvars.ContextVar[LayerLoop | None] = contextvars.ContextVar("loop", default=None)
+def layer_loop(scan: bool | Literal["auto"], remat: Remat | Literal["auto"]) -> LayerLoop:
+    """Returns the loop of a stack with these options; "auto" is what serves outside training.
 
-
-def with_layer_loop(function: F, loop: LayerLoop) -> F:
-    """Returns a function in which stacks with the options "auto" are traced with this loop."""
-    return traced_with(function, _chosen, loop)
-
-
-def _resolve(scan: bool | Literal["auto"], remat: Remat | Literal["auto"]) -> LayerLoop:
-    """Returns the loop of a stack: its own options, else what `with_layer_loop` has set.
-
-    Without that, a stack is scanned, which compiles fastest. On a TPU it then keeps "dots": a
-    scanned ViT-L/16 with 32 images a chip takes 8.5 GiB instead of 15.6 and moves a fifth fewer
-    bytes, because XLA cannot fuse cheap operations of the forward loop into the backward loop.
+    A stack is scanned, which compiles fastest. On a TPU it then keeps "dots": a scanned ViT-L/16
+    with 32 images a chip takes 8.5 GiB instead of 15.6 and moves a fifth fewer bytes, because XLA
+    cannot fuse cheap operations of the forward loop into the backward loop.
     """
-    chosen = _chosen.get()
-    if chosen is None:
-        on_tpu = jax.default_backend() == "tpu" and scan is not False
-        chosen = LayerLoop(True, "dots" if on_tpu else "none")
-    return LayerLoop(
-        scan if isinstance(scan, bool) else chosen.scan, chosen.remat if remat == "auto" else remat
-    )
+    if remat == "auto":
+        remat = "dots" if jax.default_backend() == "tpu" and scan is not False else "none"
+    return LayerLoop(True if scan == "auto" else scan, remat)
 
 
 _KEPT = "kept"
@@ -113,8 +97,7 @@ def scan_stack(
     *,
     span: tuple[int, int] | None = None,
     per_layer: Any = None,
-    remat: Remat | Literal["auto"] = "auto",
-    scan: bool | Literal["auto"] = "auto",
+    loop: LayerLoop = LayerLoop(True, "none"),
 ) -> tuple[jax.Array, Any]:
     """Applies the layers of a stack one after the other, each of which keeps the shape of x.
 
@@ -125,8 +108,7 @@ def scan_stack(
         depth: number of layers.
         span: (first, end): apply only the layers first to end - 1, counted from 0.
         per_layer: tree of more arrays with a leading axis over the layers.
-        remat: see `LayerLoop`; "auto": what `with_layer_loop` has set.
-        scan: as remat.
+        loop: how to execute it.
 
     Returns:
         The last x, and the collected values with a leading axis over the layers.
@@ -137,7 +119,6 @@ def scan_stack(
         params, extra = layer
         return body(nnx.merge(graphdef, params), x, extra)
 
-    loop = _resolve(scan, remat)
     if loop.remat != "none":
         policy = _REMAT_POLICIES[loop.remat]
         step = jax.checkpoint(step, policy=policy, prevent_cse=not loop.scan)

@@ -1,8 +1,11 @@
-"""The interface between a task and the trainer, and the function that builds a task."""
+"""The interface between a task and the trainer."""
 
+import copy
 import dataclasses
+import functools
 import importlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,17 +19,19 @@ from vit_jax.config.run import Config
 from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.device import Batch
 from vit_jax.data.sources.base import Source
-from vit_jax.evaluation.loop import EvalStep, Totals
+from vit_jax.evaluation.loop import Totals
 from vit_jax.models.registry import model_shape
+from vit_jax.models.stacking import LayerLoop
+from vit_jax.rng import stream
+from vit_jax.tasks import TASKS
 
 # Name -> value to log, a scalar; `Teacher.update` may also take arrays.
 Metrics = dict[str, Float[Array, "..."]]
-# (batch on the device, step) -> prepared (augmented) batch.
+# (batch on the device, step) -> prepared (augmented) batch, see `Task.prepare`.
 Prepare = Callable[[Batch, jax.Array], Batch]
 # (params, prepared batch, key, *frozen) -> (mean loss over the batch, more metrics to log). With a
 # teacher, a `TeacherState` comes before the frozen arrays.
 BatchLoss = Callable[..., tuple[Float[Array, ""], Metrics]]
-# (params, prepared batch, **options of the model's call) -> outputs of the model.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,24 +127,17 @@ class Evaluator(Protocol):
 OpenEvaluator = Callable[[Mesh, int], Evaluator]
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """The learning task of a run.
+class Task(ABC):
+    """The learning task of a run. Its methods are pure; the training step traces them.
 
     Attributes:
-        build: random key -> model; may be traced.
-        graphdef: that model without its parameters.
         num_outputs: number of outputs of the head.
-        flops_per_image: model FLOPs of training on one image.
         train_preprocessing: example -> row of a training batch, on the host.
         eval_preprocessing: example -> row of an evaluation batch.
-        prepare: augmentation on the device.
-        batch_loss: the loss to minimise, with dropout.
         splits_exactly: whether the mean gradient of equal microbatches is that of the whole batch,
             to rounding, at no cost: the loss draws no random numbers, and is the mean over equal
             examples.
-        eval_step: (params, batch on the device, *frozen) -> outputs that `Totals` adds up.
-        make_totals: class names -> an empty `Totals`.
+        frozen: arrays that the loss reads but does not train.
         teacher: follows the trained parameters.
         activations: activations that training on one image keeps, as a multiple of those of the
             model's layers for one image: 2 if the model sees every image twice.
@@ -147,28 +145,92 @@ class Task:
         open_evaluator: opens what is evaluated together with the splits.
     """
 
-    build: Callable[[jax.Array], nnx.Module]
-    graphdef: nnx.GraphDef
-    num_outputs: int
-    flops_per_image: int
+    num_outputs: int = 0
     train_preprocessing: Preprocessing
     eval_preprocessing: Preprocessing
-    prepare: Prepare
-    batch_loss: BatchLoss
     splits_exactly: bool
-    eval_step: EvalStep
-    make_totals: Callable[[Sequence[str]], Totals]
     frozen: Frozen | None = None
     teacher: Teacher | None = None
     activations: float = 1.0
     project: Callable[[Any], Any] | None = None
     open_evaluator: OpenEvaluator | None = None
 
+    def __init__(self, config: Config, data: DataInfo, *, platform: str):
+        self.config, self.data, self.platform = config, data, platform
+
+    @classmethod
+    def for_config(cls, config: Config) -> "type[Task]":
+        """Returns the class that a run needs: this one, or a subclass for other inputs."""
+        del config
+        return cls
+
+    @abstractmethod
+    def build(self, key: jax.Array) -> nnx.Module:
+        """Returns a new model; may be traced."""
+
+    @functools.cached_property
+    @abstractmethod
+    def flops_per_image(self) -> int:
+        """Model FLOPs of training on one image."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch, step: jax.Array) -> Batch:
+        """Returns a batch that is augmented on the device; the draws depend on (seed, step)."""
+
+    @abstractmethod
+    def loss(self, *args: Any, **kwargs: Any) -> tuple[Float[Array, ""], Metrics]:
+        """(params, prepared batch, key, *frozen) -> mean loss with dropout, more metrics to log.
+
+        With a teacher, a `TeacherState` comes before the frozen arrays.
+        """
+
+    @property
+    def batch_loss(self) -> BatchLoss:
+        """What a training step minimises: `loss`, or a `ComparingLoss` for exact microbatches."""
+        return self.loss
+
+    @abstractmethod
+    def eval_step(self, *args: Any, **kwargs: Any) -> Any:
+        """(params, batch on the device, *frozen) -> outputs that `totals` adds up."""
+
+    @abstractmethod
+    def totals(self, class_names: Sequence[str]) -> Totals:
+        """Returns empty totals of a split with these classes."""
+
+    @functools.cached_property
+    def abstract(self) -> Any:
+        """The model, with shapes instead of parameters."""
+        return nnx.eval_shape(self.build, jax.random.key(0))
+
+    @functools.cached_property
+    def graphdef(self) -> nnx.GraphDef:
+        """The model without its parameters."""
+        return nnx.graphdef(self.abstract)
+
+    def with_loop(self, loop: LayerLoop) -> "Task":
+        """Returns this task with a model that executes its layers so."""
+        changed = copy.copy(self)
+        options = self.config.model.with_loop(loop.scan, loop.remat)
+        changed.config = self.config.replace(model=options)
+        for name in vars(self):  # What depends on the model is built again.
+            if isinstance(getattr(type(self), name, None), functools.cached_property):
+                del vars(changed)[name]
+        return changed
+
+    def model(self, params: Any) -> Any:
+        """Returns the model with these parameters."""
+        return nnx.merge(self.graphdef, params)
+
+    def random_key(self, name: str, step: jax.Array) -> jax.Array:
+        """Returns the random key of a step for one kind of draws."""
+        return stream(self.config.seed, name, step)
+
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task of a run; `platform` is "cpu", "gpu" or "tpu"."""
     module = importlib.import_module(f"vit_jax.tasks.{config.task}.task")
-    return module.build_task(config, data, platform=platform)
+    task: type[Task] = getattr(module, TASKS[config.task])
+    return task.for_config(config)(config, data, platform=platform)
 
 
 def model_image_size(config: Config) -> tuple[int, int]:

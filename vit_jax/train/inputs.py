@@ -54,7 +54,7 @@ class Evaluators:
                 batch_size=config.evaluation.batch_size or batch_size,
                 num_classes=program.task.num_outputs,
                 preprocessing=program.task.eval_preprocessing,
-                make_totals=program.task.make_totals,
+                make_totals=program.task.totals,
                 variants=program.evaluated_variants,
                 report=report,
             )

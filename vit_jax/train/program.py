@@ -26,7 +26,6 @@ from vit_jax.evaluation.splits import Variant
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.initial_values import redraw
 from vit_jax.models.options import AUTO
-from vit_jax.models.stacking import with_layer_loop
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size, platform_of
 from vit_jax.rng import draw_index, stream
@@ -265,7 +264,7 @@ def _build_program(
     choice = choose_step(config, task, mesh, (abstract, *frozen), total_steps)
     step_fn = make_train_step(
         config,
-        batch_loss=task.batch_loss,
+        batch_loss=task.with_loop(choice.loop).batch_loss,
         prepare=task.prepare,
         optimizer=optimizer,
         schedule=schedule,
@@ -280,7 +279,7 @@ def _build_program(
         task=task,
         total_steps=total_steps,
         schedule=schedule,
-        step_fn=with_mesh(with_layer_loop(step_fn, choice.loop), mesh),
+        step_fn=with_mesh(step_fn, mesh),
         abstract=abstract,
         abstract_frozen=frozen,
         init_params=init_params,

@@ -1,7 +1,8 @@
 """The task of distillation: learn from labels and from the predictions of a frozen teacher."""
 
 import copy
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,65 +20,106 @@ from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import ModelError, WeightsError
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
-from vit_jax.evaluation.loop import EvalStep
 from vit_jax.interop.load import Weights, read_weights
 from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
 from vit_jax.models.vit_options import ViTConfig
 from vit_jax.named_tree import map_named
-from vit_jax.tasks.classification.losses import make_loss, softmax_cross_entropy
-from vit_jax.tasks.classification.task import eval_loss, labelled_images, make_prepare
 from vit_jax.tasks.distillation.config import DistillationConfig, token_options
-from vit_jax.tasks.task import BatchLoss, DataInfo, Frozen, Metrics, Prepare, Task
+from vit_jax.tasks.image_task import LabelTask
+from vit_jax.tasks.label_losses import softmax_cross_entropy
+from vit_jax.tasks.task import DataInfo, Frozen, Metrics
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
 
 
-def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task."""
-    section: DistillationConfig = config.distillation
-    side, num_classes = config.data.image_size, data.num_classes
-    options = config.model
-    if section.token:
-        if not isinstance(options, ViTConfig):
-            raise ModelError(
-                f"'distillation.token' with {options.name}", "a ViT or hybrid", "leave it out"
+class Distillation(LabelTask):
+    """Learns from labels and from a frozen teacher.
+
+    The teacher gets the same augmented and mixed images as the student, or its own size of them.
+    With a distillation token, its head learns from the teacher and the other head from the labels.
+    Without it, the model's logits learn from both.
+    """
+
+    def __init__(self, config: Config, data: DataInfo, *, platform: str):
+        super().__init__(config, data, platform=platform)
+        self.section: DistillationConfig = config.distillation
+        if self.section.token and not isinstance(config.model, ViTConfig):
+            name = config.model.name
+            raise ModelError(f"'distillation.token' with {name}", "a ViT or hybrid", "leave it out")
+        self.frozen, self.teacher_fn, self.teacher_macs = _read_teacher(
+            config, data.num_classes, data.source
+        )
+        if self.section.teacher_image_size is not None:
+            self.train_preprocessing = _with_teacher_image(
+                self.train_preprocessing, self.section.teacher_image_size, config
             )
-        options = options.replace(**token_options(options.to_mapping()))
 
-    def build(key: jax.Array) -> nnx.Module:
+    @property
+    def options(self) -> ModelConfig:
+        """The options of the student."""
+        options = self.config.model
+        has_token = self.section.token
+        return options.replace(**token_options(options.to_mapping())) if has_token else options
+
+    def build(self, key: jax.Array) -> nnx.Module:
         return build_model(
-            options, num_classes=num_classes, image_size=side, key=key, platform=platform
+            self.options,
+            num_classes=self.num_outputs,
+            image_size=self.config.data.image_size,
+            key=key,
+            platform=self.platform,
         )
 
-    graphdef = nnx.graphdef(nnx.eval_shape(build, jax.random.key(0)))
-    classes = {} if data.source is None else {"source": data.source}
-    frozen, teacher_fn, teacher_macs = _read_teacher(config, num_classes, **classes)
-    macs = forward_macs(options, num_classes=num_classes, image_size=(side, side))
-    train_preprocessing, eval_preprocessing = labelled_images(config, num_classes)
-    prepare = make_prepare(config, num_classes)
-    if section.teacher_image_size is not None:
-        train_preprocessing = _with_teacher_image(
-            train_preprocessing, section.teacher_image_size, config
-        )
-        prepare = _prepare_both(prepare)
-    return Task(
-        build=build,
-        graphdef=graphdef,
-        num_outputs=num_classes,
-        flops_per_image=training_flops(macs) + 2 * teacher_macs,
-        train_preprocessing=train_preprocessing,
-        eval_preprocessing=eval_preprocessing,
-        prepare=prepare,
-        batch_loss=make_batch_loss(graphdef, config, teacher_fn),
-        splits_exactly=not options.draws_random_numbers,
-        eval_step=make_eval_step(graphdef, config, teacher_fn),
-        make_totals=lambda class_names: PredictionTotals(
-            means={"teacher_agreement": "agreed"}, num_classes=num_classes
-        ),
-        frozen=frozen,
-    )
+    @functools.cached_property
+    def flops_per_image(self) -> int:
+        side = self.config.data.image_size
+        macs = forward_macs(self.options, num_classes=self.num_outputs, image_size=(side, side))
+        return training_flops(macs) + 2 * self.teacher_macs
+
+    def prepare(self, batch: Batch, step: jax.Array) -> Batch:
+        """Flips and mixes the images of student and teacher alike."""
+        ready = super().prepare(batch, step)
+        if "teacher_image" not in batch:
+            return ready
+        teacher = super().prepare({**batch, "image": batch["teacher_image"]}, step)
+        return ready | {"teacher_image": teacher["image"]}
+
+    def loss(
+        self, params: Any, batch: Batch, key: jax.Array, teacher_params: Any
+    ) -> tuple[Float[Array, ""], Metrics]:
+        section, model = self.section, self.model(params)
+        if section.token:
+            _, found = model(batch["image"], key=key, return_intermediates=("head_logits",))
+            logits, student = found["head_logits"]
+        else:
+            logits = student = model(batch["image"], key=key)
+        teacher = self.teacher_fn(teacher_params, batch.get("teacher_image", batch["image"]))
+        label_loss = self.label_loss(logits, batch["label"]).mean()
+        if section.targets == "soft":
+            teacher_loss = soft_loss(student, teacher, section.temperature).mean()
+            if section.mean_over_classes:
+                teacher_loss /= student.shape[-1]
+        else:
+            teacher_loss = hard_loss(student, teacher).mean()
+        total = (1 - section.alpha) * label_loss + section.alpha * teacher_loss
+        return total, {"label_loss": label_loss, "teacher_loss": teacher_loss}
+
+    def eval_step(self, params: Any, batch: Batch, teacher_params: Any) -> dict[str, jax.Array]:
+        """Also counts the examples for which student and teacher predict the same class."""
+        images = to_unit_range(batch["image"])
+        logits = self.model(params)(images)
+        teacher = self.teacher_fn(teacher_params, images)
+        agreed = jnp.argmax(logits, axis=-1) == jnp.argmax(teacher, axis=-1)
+        outputs = outputs_of_batch(logits, batch, self.eval_loss)
+        return outputs | {"agreed": jnp.sum(agreed & batch["mask"])}
+
+    def totals(self, class_names: Sequence[str]) -> PredictionTotals:
+        del class_names
+        means = {"teacher_agreement": "agreed"}
+        return PredictionTotals(means=means, num_classes=self.num_outputs)
 
 
 def _with_teacher_image(student: Preprocessing, size: int, config: Config) -> Preprocessing:
@@ -91,49 +133,6 @@ def _with_teacher_image(student: Preprocessing, size: int, config: Config) -> Pr
 
     arrays = {**student.arrays, "teacher_image": ArraySpec((size, size, 3), np.uint8)}
     return Preprocessing(arrays, make_row)
-
-
-def _prepare_both(prepare: Prepare) -> Prepare:
-    """Returns a function that flips and mixes the images of student and teacher alike."""
-
-    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
-        teacher = prepare({**batch, "image": batch["teacher_image"]}, step)
-        return prepare(batch, step) | {"teacher_image": teacher["image"]}
-
-    return prepare_fn
-
-
-def make_batch_loss(graphdef: nnx.GraphDef, config: Config, teacher_fn: TeacherFn) -> BatchLoss:
-    """Returns batch_loss_fn(params, batch, key, teacher_params).
-
-    The teacher gets the same augmented and mixed images as the student, or its own size of them.
-    With a distillation token, its head learns from the teacher and the other head from the labels.
-    Without it, the model's logits learn from both.
-    """
-    section: DistillationConfig = config.distillation
-    loss = make_loss(config.loss)
-
-    def batch_loss_fn(
-        params: Any, batch: Batch, key: jax.Array, teacher_params: Any
-    ) -> tuple[Float[Array, ""], Metrics]:
-        model: Any = nnx.merge(graphdef, params)
-        if section.token:
-            _, found = model(batch["image"], key=key, return_intermediates=("head_logits",))
-            logits, student = found["head_logits"]
-        else:
-            logits = student = model(batch["image"], key=key)
-        teacher = teacher_fn(teacher_params, batch.get("teacher_image", batch["image"]))
-        label_loss = loss(logits, batch["label"]).mean()
-        if section.targets == "soft":
-            teacher_loss = soft_loss(student, teacher, section.temperature).mean()
-            if section.mean_over_classes:
-                teacher_loss /= student.shape[-1]
-        else:
-            teacher_loss = hard_loss(student, teacher).mean()
-        total = (1 - section.alpha) * label_loss + section.alpha * teacher_loss
-        return total, {"label_loss": label_loss, "teacher_loss": teacher_loss}
-
-    return batch_loss_fn
 
 
 def soft_loss(
@@ -162,25 +161,6 @@ def hard_loss(student: Float[Array, "B C"], teacher: Float[Array, "B C"]) -> Flo
     """
     labels = jax.nn.one_hot(jnp.argmax(teacher, axis=-1), teacher.shape[-1])
     return softmax_cross_entropy(student.astype(jnp.float32), labels)
-
-
-def make_eval_step(graphdef: nnx.GraphDef, config: Config, teacher_fn: TeacherFn) -> EvalStep:
-    """Returns eval_step_fn(params, batch, teacher_params) -> sums for `PredictionTotals`.
-
-    "agreed" counts the examples for which student and teacher predict the same class.
-    """
-    loss = eval_loss(config)
-
-    def eval_step_fn(params: Any, batch: Batch, teacher_params: Any) -> dict[str, jax.Array]:
-        images, mask = to_unit_range(batch["image"]), batch["mask"]
-        model: Any = nnx.merge(graphdef, params)
-        logits = model(images)
-        teacher = teacher_fn(teacher_params, images)
-        agreed = jnp.argmax(logits, axis=-1) == jnp.argmax(teacher, axis=-1)
-        outputs = outputs_of_batch(logits, batch, loss)
-        return outputs | {"agreed": jnp.sum(agreed & mask)}
-
-    return eval_step_fn
 
 
 def _read_teacher(

@@ -6,6 +6,7 @@ Source: arXiv:2103.00020 (CLIP), 2303.15343 (SigLIP), 2111.07991 (LiT).
 import functools
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,12 +27,10 @@ from vit_jax.data.captions import (
 from vit_jax.data.device import Batch, flip, to_unit_range
 from vit_jax.data.sources.base import Example
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
-from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
 from vit_jax.models.two_towers import TwoTowers, TwoTowersConfig, tower_stacks
 from vit_jax.named_tree import leaf_names
-from vit_jax.rng import stream
 from vit_jax.tasks.image_text.config import ImageTextConfig
 from vit_jax.tasks.image_text.losses import LOSSES
 from vit_jax.tasks.image_text.totals import PairTotals
@@ -41,7 +40,6 @@ from vit_jax.tasks.task import (
     DataInfo,
     Metrics,
     OpenEvaluator,
-    Prepare,
     Task,
 )
 
@@ -49,41 +47,73 @@ from vit_jax.tasks.task import (
 Embeddings = tuple[Float[Array, "B E"], Float[Array, "B E"]]
 
 
-def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task. Labels of the data are not used."""
+class ImageText(Task):
+    """Learns which text of a batch belongs to which image. Labels of the data are not used.
 
-    def build(key: jax.Array) -> nnx.Module:
+    A locked image tower is not trained and has no dropout.
+    """
+
+    def __init__(self, config: Config, data: DataInfo, *, platform: str):
+        super().__init__(config, data, platform=platform)
+        self.section: ImageTextConfig = config.image_text
+        self.is_locked = locks_images(config.optimizer, self.abstract)
+        self.train_preprocessing, self.eval_preprocessing = captioned_images(config, data)
+        self.splits_exactly = False  # Each microbatch would be computed twice.
+        self.activations = _activations(config, self.is_locked)
+        self.project = make_project(self.section)
+
+    def build(self, key: jax.Array) -> TwoTowers:
         return build_model(
-            config.model,
+            self.config.model,
             num_classes=0,
-            image_size=config.data.image_size,
+            image_size=self.config.data.image_size,
             key=key,
-            platform=platform,
+            platform=self.platform,
         )
 
-    model = nnx.eval_shape(build, jax.random.key(0))
-    assert isinstance(model, TwoTowers)
-    graphdef = nnx.graphdef(model)
-    is_locked = locks_images(config.optimizer, model)
-    train_preprocessing, eval_preprocessing = captioned_images(config, data)
-    section: ImageTextConfig = config.image_text
-    return Task(
-        build=build,
-        graphdef=graphdef,
-        num_outputs=0,
-        flops_per_image=_flops(config, is_locked),
-        train_preprocessing=train_preprocessing,
-        eval_preprocessing=eval_preprocessing,
-        prepare=make_prepare(config),
-        batch_loss=make_batch_loss(graphdef, section, is_locked=is_locked),
-        # Each microbatch would be computed twice.
-        splits_exactly=False,
-        eval_step=make_eval_step(graphdef),
-        make_totals=lambda class_names: PairTotals(),
-        activations=_activations(config, is_locked),
-        project=make_project(section),
-        open_evaluator=make_open_evaluator(config, graphdef),
-    )
+    @property
+    def open_evaluator(self) -> OpenEvaluator | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if not self.section.zeroshot:
+            return None
+        return functools.partial(ZeroShotEvaluator, self.config, self.graphdef)
+
+    @functools.cached_property
+    def flops_per_image(self) -> int:
+        return _flops(self.config, self.is_locked)
+
+    def prepare(self, batch: Batch, step: jax.Array) -> Batch:
+        images = batch["image"]
+        if self.config.data.augment.flip:
+            images = flip(images, self.random_key("flip", step))
+        return {"image": to_unit_range(images), "tokens": batch["tokens"]}
+
+    def embed(self, params: Any, batch: Batch, key: jax.Array) -> Embeddings:
+        """Returns the embeddings of the images and texts of a prepared batch."""
+        dropout_key = None if self.is_locked else key
+        return self.model(params)(batch["image"], batch["tokens"], key=dropout_key)
+
+    def compare(self, params: Any, embeddings: Embeddings) -> tuple[Float[Array, ""], Metrics]:
+        """Returns the mean loss of all pairs of a batch, and more metrics to log."""
+        model = self.model(params)
+        bias = jnp.zeros(()) if model.bias is None else model.bias[...]
+        loss, accuracy = LOSSES[self.section.loss](*embeddings, model.temperature, bias)
+        metrics = {"temperature": model.temperature, "accuracy_in_batch": accuracy}
+        return loss, metrics | ({} if model.bias is None else {"bias": bias})
+
+    @property
+    def batch_loss(self) -> ComparingLoss:
+        return ComparingLoss(self.embed, self.compare)
+
+    def loss(self, params: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], Metrics]:
+        return self.batch_loss(params, batch, key)
+
+    def eval_step(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+        images, texts = self.model(params)(to_unit_range(batch["image"]), batch["tokens"])
+        return {"images": images, "texts": texts, "mask": batch["mask"]}
+
+    def totals(self, class_names: Sequence[str]) -> PairTotals:
+        del class_names
+        return PairTotals()
 
 
 def captioned_images(config: Config, data: DataInfo) -> tuple[Preprocessing, Preprocessing]:
@@ -119,44 +149,6 @@ def locks_images(config: OptimizerConfig, model: TwoTowers) -> bool:
     )
 
 
-def make_prepare(config: Config) -> Prepare:
-    """Returns prepare_fn(batch, step): scale u8 images to [-1, 1] and flip them.
-
-    The random draws depend on (seed, step).
-    """
-
-    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
-        images = batch["image"]
-        if config.data.augment.flip:
-            images = flip(images, stream(config.seed, "flip", step))
-        return {"image": to_unit_range(images), "tokens": batch["tokens"]}
-
-    return prepare_fn
-
-
-def make_batch_loss(
-    graphdef: nnx.GraphDef, section: ImageTextConfig, *, is_locked: bool
-) -> ComparingLoss:
-    """Returns the loss of a batch of pairs.
-
-    A locked image tower is not trained and has no dropout.
-    """
-    pair_loss = LOSSES[section.loss]
-
-    def embed(params: Any, batch: Batch, key: jax.Array) -> Embeddings:
-        model: Any = nnx.merge(graphdef, params)
-        return model(batch["image"], batch["tokens"], key=None if is_locked else key)
-
-    def compare(params: Any, embeddings: Embeddings) -> tuple[Float[Array, ""], Metrics]:
-        model: Any = nnx.merge(graphdef, params)
-        bias = jnp.zeros(()) if model.bias is None else model.bias[...]
-        loss, accuracy = pair_loss(*embeddings, model.temperature, bias)
-        metrics = {"temperature": model.temperature, "accuracy_in_batch": accuracy}
-        return loss, metrics | ({} if model.bias is None else {"bias": bias})
-
-    return ComparingLoss(embed, compare)
-
-
 def make_project(section: ImageTextConfig) -> Any:
     """Returns project_fn(params), which limits the temperature; None: it has no limit."""
     largest = section.max_temperature
@@ -168,24 +160,6 @@ def make_project(section: ImageTextConfig) -> Any:
         return {**params, "log_temperature": limited}
 
     return project_fn
-
-
-def make_open_evaluator(config: Config, graphdef: nnx.GraphDef) -> OpenEvaluator | None:
-    """Returns a function that opens the zero-shot datasets; None: there are none."""
-    if not config.image_text.zeroshot:
-        return None
-    return functools.partial(ZeroShotEvaluator, config, graphdef)
-
-
-def make_eval_step(graphdef: nnx.GraphDef) -> EvalStep:
-    """Returns eval_step_fn(params, batch) -> the embeddings of the batch, for `PairTotals`."""
-
-    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        model: Any = nnx.merge(graphdef, params)
-        images, texts = model(to_unit_range(batch["image"]), batch["tokens"])
-        return {"images": images, "texts": texts, "mask": batch["mask"]}
-
-    return eval_step_fn
 
 
 def _flops(config: Config, is_locked: bool) -> int:

@@ -5,6 +5,8 @@ The encoder computes only the visible patches, a quarter of an image.
 Source: arXiv:2111.06377.
 """
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,51 +16,70 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.config.run import Config
 from vit_jax.data.colours import content_key
-from vit_jax.data.device import Batch, flip, from_imagenet, to_imagenet, to_unit_range
-from vit_jax.evaluation.loop import EvalStep
+from vit_jax.data.device import Batch, from_imagenet, to_imagenet, to_unit_range
 from vit_jax.evaluation.means import MeanTotals
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.flops import traced_macs, training_flops
 from vit_jax.models.patches import cut_patches
 from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig
-from vit_jax.rng import stream
-from vit_jax.tasks.classification.task import labelled_images
 from vit_jax.tasks.collapse import METRIC, feature_std
-from vit_jax.tasks.mae.config import MaeConfig
+from vit_jax.tasks.image_task import ImageTask
 from vit_jax.tasks.mae.model import MaskedAutoencoder
-from vit_jax.tasks.task import BatchLoss, DataInfo, Metrics, Prepare, Task
+from vit_jax.tasks.task import DataInfo, Metrics
 
 # Seed of the masks in evaluation. They are the same for all runs, whatever their seed.
 _EVAL_SEED = 0
 
 
-def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task. Labels of the data are read but not used."""
+class MaskedAutoencoding(ImageTask):
+    """Predicts the pixels of hidden patches. Labels of the data are not used."""
 
-    def build(key: jax.Array) -> nnx.Module:
-        return build_autoencoder(config, key=key, platform=platform)
+    def __init__(self, config: Config, data: DataInfo, *, platform: str):
+        super().__init__(config, data, platform=platform)
+        model, shape = self.abstract, vit_shape(config.model)  # pyright: ignore[reportArgumentType]
+        self.num_patches = model.tokens - model.num_prefix
+        # What encoder and decoder keep, as a multiple of an encoder that sees all patches.
+        encoder = (model.num_prefix + model.num_visible) / model.tokens
+        decoder = config.mae.decoder_width * config.mae.decoder_depth
+        self.activations = encoder + decoder / (shape.width * shape.depth)
 
-    abstract = nnx.eval_shape(build, jax.random.key(0))
-    assert isinstance(abstract, MaskedAutoencoder)
-    assert isinstance(config.model, ViTConfig)
-    graphdef, patch = nnx.graphdef(abstract), vit_shape(config.model).patch_size
-    patches = abstract.tokens - abstract.num_prefix
-    train_preprocessing, eval_preprocessing = labelled_images(config, data.num_classes)
-    return Task(
-        build=build,
-        graphdef=graphdef,
-        num_outputs=0,
-        flops_per_image=training_flops(_forward_macs(config, patches)),
-        train_preprocessing=train_preprocessing,
-        eval_preprocessing=eval_preprocessing,
-        prepare=make_prepare(config, patches),
-        batch_loss=make_batch_loss(graphdef, config.mae, patch),
-        splits_exactly=not config.model.draws_random_numbers,
-        eval_step=make_eval_step(graphdef, config.mae, patch),
-        make_totals=lambda class_names: MeanTotals(),
-        activations=_activations(config, abstract),
-    )
+    def build(self, key: jax.Array) -> MaskedAutoencoder:
+        return build_autoencoder(self.config, key=key, platform=self.platform)
+
+    @functools.cached_property
+    def flops_per_image(self) -> int:
+        return training_flops(_forward_macs(self.config, self.num_patches))
+
+    def prepare(self, batch: Batch, step: jax.Array) -> Batch:
+        images = self.images(batch, step)
+        keys = jax.random.split(self.random_key("mask", step), len(images))
+        return masked_batch(images, keys, self.num_patches)
+
+    def losses(
+        self, params: Any, batch: Batch, key: jax.Array | None = None
+    ) -> tuple[Float[Array, " B"], Float[Array, "B D"]]:
+        """Returns the loss of each image, and the features of its visible patches."""
+        model, order = self.model(params), batch["order"]
+        pixels, features = model.reconstruct(batch["image"], order, key=key)
+        # A batch without target images has inputs that are targets, too.
+        images, patch = batch.get("target_image", batch["image"]), model.patch_embedding.patch_size
+        target = pixel_targets(images, patch, normalize=self.config.mae.normalize_pixels)
+        return hidden_losses(pixels, target, hidden_patches(order, model.num_visible)), features
+
+    def loss(self, params: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], Metrics]:
+        losses, features = self.losses(params, batch, key)
+        return losses.mean(), {METRIC: feature_std(features)}
+
+    def eval_step(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+        """An image's mask depends only on its pixels: it is the same in every evaluation."""
+        losses, _ = self.losses(params, evaluation_batch(batch["image"], self.num_patches))
+        counted = batch["mask"]
+        return {"loss": jnp.sum(jnp.where(counted, losses, 0)), "examples": jnp.sum(counted)}
+
+    def totals(self, class_names: Sequence[str]) -> MeanTotals:
+        del class_names
+        return MeanTotals()
 
 
 def build_autoencoder(
@@ -72,22 +93,6 @@ def build_autoencoder(
         platform=platform,
         rngs=nnx.Rngs(params=key),
     )
-
-
-def make_prepare(config: Config, num_patches: int) -> Prepare:
-    """Returns prepare_fn(batch, step): scale u8 images to [-1, 1], flip them, draw the masks.
-
-    The random draws depend on (seed, step).
-    """
-
-    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
-        images = batch["image"]
-        if config.data.augment.flip:
-            images = flip(images, stream(config.seed, "flip", step))
-        keys = jax.random.split(stream(config.seed, "mask", step), len(images))
-        return masked_batch(to_unit_range(images), keys, num_patches)
-
-    return prepare_fn
 
 
 def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: int) -> Batch:
@@ -112,23 +117,6 @@ def from_target(pixels: Float[Array, "B N F"]) -> Float[Array, "B N F"]:
     """Returns patches of a target image in [-1, 1], as patches of its image."""
     colours = pixels.reshape(*pixels.shape[:2], -1, 3)
     return from_imagenet(colours).reshape(pixels.shape)
-
-
-def make_batch_loss(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> BatchLoss:
-    """Returns batch_loss_fn(params, batch, key), the mean loss over all images."""
-
-    def batch_loss_fn(
-        params: Any, batch: Batch, key: jax.Array
-    ) -> tuple[Float[Array, ""], Metrics]:
-        model, order = nnx.merge(graphdef, params), batch["order"]
-        pixels, features = model.reconstruct(batch["image"], order, key=key)
-        # A batch without target images has inputs that are targets, too.
-        images = batch.get("target_image", batch["image"])
-        target = pixel_targets(images, patch, normalize=config.normalize_pixels)
-        losses = hidden_losses(pixels, target, hidden_patches(order, model.num_visible))
-        return losses.mean(), {METRIC: feature_std(features)}
-
-    return batch_loss_fn
 
 
 def hidden_patches(order: Int[Array, "B N"], visible: int) -> Float[Array, "B N"]:
@@ -164,24 +152,6 @@ def hidden_losses(
     return jnp.sum(errors * hidden, axis=-1) / jnp.sum(hidden, axis=-1)
 
 
-def make_eval_step(graphdef: nnx.GraphDef, config: MaeConfig, patch: int) -> EvalStep:
-    """Returns eval_step_fn(params, batch) -> sums over valid examples.
-
-    An image's mask depends only on its pixels: it is the same in every evaluation and batch.
-    """
-
-    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        model = nnx.merge(graphdef, params)
-        ready = evaluation_batch(batch["image"], model.tokens - model.num_prefix)
-        pixels, _ = model.reconstruct(ready["image"], ready["order"])
-        target = pixel_targets(ready["target_image"], patch, normalize=config.normalize_pixels)
-        losses = hidden_losses(pixels, target, hidden_patches(ready["order"], model.num_visible))
-        counted = batch["mask"]
-        return {"loss": jnp.sum(jnp.where(counted, losses, 0)), "examples": jnp.sum(counted)}
-
-    return eval_step_fn
-
-
 def evaluation_batch(images: jax.Array, num_patches: int) -> Batch:
     """Returns `masked_batch` of u8 images with keys that depend only on each image's pixels."""
     return masked_batch(to_unit_range(images), content_key(_EVAL_SEED, images), num_patches)
@@ -208,12 +178,3 @@ def _forward_macs(config: Config, num_patches: int) -> int:
         return nnx.merge(graphdef, params).reconstruct(batch["image"], batch["order"])[0]
 
     return traced_macs(reconstruct, nnx.to_pure_dict(state), batch)
-
-
-def _activations(config: Config, model: MaskedAutoencoder) -> float:
-    """Returns what encoder and decoder keep, as a multiple of an encoder that sees all patches."""
-    section: MaeConfig = config.mae
-    shape = vit_shape(config.model)  # pyright: ignore[reportArgumentType]
-    encoder = (model.num_prefix + model.num_visible) / model.tokens
-    decoder = section.decoder_width * section.decoder_depth
-    return encoder + decoder / (shape.width * shape.depth)

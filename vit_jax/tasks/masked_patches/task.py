@@ -3,6 +3,8 @@
 Source: arXiv:2010.11929, B.1.2.
 """
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,52 +15,65 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from vit_jax.config.run import Config
 from vit_jax.data.colours import colour_classes, content_key
-from vit_jax.data.device import Batch, flip, to_unit_range
+from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.evaluation.classification import PredictionTotals, prediction_sums
-from vit_jax.evaluation.loop import EvalStep
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.family import check_images
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.vit import ViT, learned_tokens
 from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig
-from vit_jax.rng import stream
-from vit_jax.tasks.classification.task import labelled_images
+from vit_jax.tasks.image_task import ImageTask
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
 from vit_jax.tasks.masked_patches.corruption import Corruption, corrupt, draw_corruption
-from vit_jax.tasks.task import BatchLoss, DataInfo, Metrics, Prepare, Task
+from vit_jax.tasks.task import DataInfo, Metrics
 
 # Seed of the corruption in evaluation. It is the same for all runs, whatever their seed.
 _EVAL_SEED = 0
 
 
-def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
-    """Returns the task. Labels of the data are read but not used."""
-    side, section = config.data.image_size, config.masked_patches
-    outputs = section.num_colours
+class MaskedPatches(ImageTask):
+    """Predicts the mean colours of corrupted patches. Labels of the data are not used."""
 
-    def build(key: jax.Array) -> MaskedViT:
-        return build_masked_vit(config, key=key, platform=platform)
+    def __init__(self, config: Config, data: DataInfo, *, platform: str):
+        super().__init__(
+            config, data, platform=platform, num_outputs=config.masked_patches.num_colours
+        )
+        self.stride = config.data.image_size // self.abstract.grid[0]
 
-    abstract = nnx.eval_shape(build, jax.random.key(0))
-    graphdef, stride = nnx.graphdef(abstract), side // abstract.grid[0]
-    macs = forward_macs(
-        config.model, num_classes=outputs, image_size=(side, side), head_per_patch=True
-    )
-    train_preprocessing, eval_preprocessing = labelled_images(config, data.num_classes)
-    return Task(
-        build=build,
-        graphdef=graphdef,
-        num_outputs=outputs,
-        flops_per_image=training_flops(macs),
-        train_preprocessing=train_preprocessing,
-        eval_preprocessing=eval_preprocessing,
-        prepare=make_prepare(config, stride),
-        batch_loss=make_batch_loss(graphdef),
-        splits_exactly=not config.model.draws_random_numbers,
-        eval_step=make_eval_step(graphdef, section, stride),
-        make_totals=lambda class_names: PredictionTotals(),
-    )
+    def build(self, key: jax.Array) -> "MaskedViT":
+        return build_masked_vit(self.config, key=key, platform=self.platform)
+
+    @functools.cached_property
+    def flops_per_image(self) -> int:
+        side = self.config.data.image_size
+        sizes = {"num_classes": self.num_outputs, "image_size": (side, side)}
+        return training_flops(forward_macs(self.config.model, **sizes, head_per_patch=True))
+
+    def prepare(self, batch: Batch, step: jax.Array) -> Batch:
+        images = self.images(batch, step)
+        keys = jax.random.split(self.random_key("corruption", step), len(images))
+        return corrupted_batch(images, keys, self.config.masked_patches, self.stride)
+
+    def loss(self, params: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], Metrics]:
+        logits = self.model(params).predict(batch, key=key)
+        return corrupted_loss(logits, batch["colour"], batch["corrupted"]), {}
+
+    def eval_step(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+        ready = evaluation_batch(batch["image"], self.config.masked_patches, self.stride)
+        logits = self.model(params).predict(ready)
+        counted = ready["corrupted"] & batch["mask"][:, None]
+        sums = prediction_sums(
+            logits.reshape(-1, logits.shape[-1]),
+            ready["colour"].reshape(-1),
+            counted.reshape(-1),
+            patch_losses,
+        )
+        return sums | {"examples": jnp.sum(batch["mask"])}
+
+    def totals(self, class_names: Sequence[str]) -> PredictionTotals:
+        del class_names
+        return PredictionTotals()
 
 
 def build_masked_vit(config: Config, *, key: jax.Array, platform: str | None = None) -> "MaskedViT":
@@ -89,23 +104,6 @@ class MaskedViT(ViT):
         patches = corrupt(self.patches(batch["image"]), corruption, self.mask_token[...])
         encoded, _ = self.encode(self.embed(constrain(patches, "batch"), key=keys[0]), key=keys[1])
         return self.head(encoded[:, self.num_prefix :])[0]
-
-
-def make_prepare(config: Config, stride: int) -> Prepare:
-    """Returns prepare_fn(batch, step): scale u8 images to [-1, 1], flip them, draw the corruption.
-
-    The random draws depend on (seed, step). `stride` is in pixels between neighbouring patches.
-    """
-
-    def prepare_fn(batch: Batch, step: jax.Array) -> Batch:
-        images = batch["image"]
-        if config.data.augment.flip:
-            images = flip(images, stream(config.seed, "flip", step))
-        images = to_unit_range(images)
-        keys = jax.random.split(stream(config.seed, "corruption", step), len(images))
-        return corrupted_batch(images, keys, config.masked_patches, stride)
-
-    return prepare_fn
 
 
 def corrupted_batch(
@@ -141,18 +139,6 @@ def evaluation_batch(
     return corrupted_batch(to_unit_range(images), content_key(_EVAL_SEED, images), config, stride)
 
 
-def make_batch_loss(graphdef: nnx.GraphDef) -> BatchLoss:
-    """Returns batch_loss_fn(params, batch, key), the mean loss over all corrupted patches."""
-
-    def batch_loss_fn(
-        params: Any, batch: Batch, key: jax.Array
-    ) -> tuple[Float[Array, ""], Metrics]:
-        logits = nnx.merge(graphdef, params).predict(batch, key=key)
-        return corrupted_loss(logits, batch["colour"], batch["corrupted"]), {}
-
-    return batch_loss_fn
-
-
 def corrupted_loss(
     logits: Float[Array, "B N C"], colour: Int[Array, "B N"], corrupted: Bool[Array, "B N"]
 ) -> Float[Array, ""]:
@@ -170,21 +156,3 @@ def patch_losses(logits: Float[Array, "*B C"], labels: Int[Array, "*B"]) -> Floa
     return optax.losses.softmax_cross_entropy_with_integer_labels(
         logits.astype(jnp.float32), labels
     )
-
-
-def make_eval_step(graphdef: nnx.GraphDef, config: MaskedPatchesConfig, stride: int) -> EvalStep:
-    """Returns eval_step_fn(params, batch) -> sums over the corrupted patches of valid examples."""
-
-    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        ready = evaluation_batch(batch["image"], config, stride)
-        logits = nnx.merge(graphdef, params).predict(ready)
-        counted = ready["corrupted"] & batch["mask"][:, None]
-        sums = prediction_sums(
-            logits.reshape(-1, logits.shape[-1]),
-            ready["colour"].reshape(-1),
-            counted.reshape(-1),
-            patch_losses,
-        )
-        return sums | {"examples": jnp.sum(batch["mask"])}
-
-    return eval_step_fn

@@ -1,0 +1,79 @@
+"""What tasks on images share: their model, preprocessing and labels."""
+
+import functools
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from vit_jax.config.run import Config
+from vit_jax.data.arrays import labelled_image
+from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
+from vit_jax.data.transforms import make_eval_transform, make_train_transform
+from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.registry import build_model
+from vit_jax.tasks.label_losses import make_loss
+from vit_jax.tasks.task import DataInfo, Task, model_image_size
+
+
+class ImageTask(Task):
+    """A task on images with one label each, which it need not read."""
+
+    def __init__(self, config: Config, data: DataInfo, *, platform: str, num_outputs: int = 0):
+        super().__init__(config, data, platform=platform)
+        self.num_outputs = num_outputs
+        self.splits_exactly = not config.model.draws_random_numbers
+        size, augment = config.data.image_size, config.data.augment
+        training = make_train_transform(size, augment)
+        evaluation = make_eval_transform(size, config.data.eval_crop, augment)
+        self.train_preprocessing, self.eval_preprocessing = (
+            labelled_image(transform, size, data.num_classes)
+            for transform in (training, evaluation)
+        )
+
+    def build(self, key: jax.Array) -> nnx.Module:
+        return build_model(
+            self.config.model,
+            num_classes=self.num_outputs,
+            image_size=model_image_size(self.config),
+            key=key,
+            platform=self.platform,
+        )
+
+    @functools.cached_property
+    def flops_per_image(self) -> int:
+        size = model_image_size(self.config)
+        macs = forward_macs(self.config.model, num_classes=self.num_outputs, image_size=size)
+        return training_flops(macs)
+
+    def images(self, batch: Batch, step: jax.Array) -> Float[Array, "B H W 3"]:
+        """Returns the u8 images of a batch in [-1, 1], flipped at random."""
+        images = batch["image"]
+        if self.config.data.augment.flip:  # Before scaling: uint8 has a quarter of the bytes.
+            images = flip(images, self.random_key("flip", step))
+        return to_unit_range(images)
+
+
+class LabelTask(ImageTask):
+    """A task that predicts labels. It erases parts of images and mixes pairs of them."""
+
+    def __init__(self, config: Config, data: DataInfo, *, platform: str):
+        super().__init__(config, data, platform=platform, num_outputs=data.num_classes)
+        self.label_loss = make_loss(config.loss)
+        self.eval_loss = make_loss(config.loss.replace(label_smoothing=0.0))
+
+    def prepare(self, batch: Batch, step: jax.Array) -> Batch:
+        augment, mixing = self.config.data.augment, self.config.mixing
+        images = self.images(batch, step)
+        if augment.erasing_probability:
+            key = self.random_key("erasing", step)
+            images = erase(images, key, probability=augment.erasing_probability)
+        images, labels = mix(
+            images,
+            batch["label"],
+            num_classes=self.num_outputs,
+            mixup_alpha=mixing.mixup_alpha,
+            cutmix_alpha=mixing.cutmix_alpha,
+            key=self.random_key("mixing", step),
+        )
+        return {"image": images, "label": labels}
