@@ -26,7 +26,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.interop.load import fill_parameters
 from vit_jax.interop.native import open_native
 from vit_jax.interop.tensors import to_jax
-from vit_jax.models.patches import cut_patches
+from vit_jax.models.embedding import cut_patches
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.mae import task as mae
 from vit_jax.tasks.masked_patches import task as masked

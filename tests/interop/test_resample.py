@@ -25,7 +25,7 @@ from vit_jax.interop.load import load
 from vit_jax.interop.native import write_native
 from vit_jax.interop.report import Status
 from vit_jax.interop.resize import resample_kernel, resample_table
-from vit_jax.models.position import sincos_2d_mae
+from vit_jax.models.embedding import sincos_2d_mae
 
 TABLE = "position_embedding/table"
 

@@ -9,8 +9,8 @@ from flax.traverse_util import unflatten_dict
 from random_models import assert_every_parameter_gets_a_gradient, random_model
 
 from vit_jax.errors import ModelError
+from vit_jax.models.embedding import kernel_resize_matrix
 from vit_jax.models.flops import forward_macs
-from vit_jax.models.patches import kernel_resize_matrix
 from vit_jax.models.registry import create_model, model_options
 from vit_jax.named_tree import named_leaves
 

@@ -8,8 +8,8 @@ from models.test_flexible import SIZES
 from random_models import random_model
 
 from vit_jax.errors import ModelError
+from vit_jax.models.embedding import interpolated_positions
 from vit_jax.models.naflex import Patches, apply, fit_grid
-from vit_jax.models.position import interpolated_positions
 
 P = 4
 

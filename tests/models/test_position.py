@@ -4,15 +4,8 @@ import numpy as np
 from flax import nnx
 from random_models import run
 
-from vit_jax.models.position import (
-    RelativeBias,
-    TableSpec,
-    build_table,
-    rope_2d,
-    rotate,
-    sincos_2d,
-    sincos_2d_mae,
-)
+from vit_jax.models.embedding import TableSpec, build_table, sincos_2d, sincos_2d_mae
+from vit_jax.models.position import RelativeBias, rope_2d, rotate
 
 
 def test_sincos_by_hand():

@@ -13,7 +13,7 @@ from experiments.masked_patches import pictures
 from vit_jax.config.run import Config
 from vit_jax.interop.load import load
 from vit_jax.interop.native import open_native
-from vit_jax.models.position import sincos_2d_mae
+from vit_jax.models.embedding import sincos_2d_mae
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.mae.model import num_visible
 from vit_jax.tasks.mae.task import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from trajectories.replay import SMALL, Replay, draw_images, mixed_labels, read_golden
 
-from vit_jax.models.position import sincos_2d_mae
+from vit_jax.models.embedding import sincos_2d_mae
 
 TABLE = "position_embedding/table"
 # The authors' code draws the dropped paths in another way.

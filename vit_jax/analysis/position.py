@@ -14,8 +14,9 @@ from vit_jax.analysis.batches import submodules
 from vit_jax.analysis.filters import mosaic
 from vit_jax.analysis.output import Output, Row, arrays_of, digits
 from vit_jax.errors import ModelError
+from vit_jax.models.embedding import PositionTable
 from vit_jax.models.family import ImageModel
-from vit_jax.models.position import PositionTable, RelativeBias
+from vit_jax.models.position import RelativeBias
 
 _KINDS = {
     "Learned1d": "learned_1d",

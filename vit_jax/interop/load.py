@@ -29,10 +29,10 @@ from vit_jax.interop.report import LoadReport, Status
 from vit_jax.interop.resize import Grid, Method, Target, fit_parameter, is_table
 from vit_jax.interop.tensors import TensorFile, to_jax
 from vit_jax.interop.vit_formats import TABLE
+from vit_jax.models.embedding import Sincos2d
 from vit_jax.models.family import EvalView, ImageModel
 from vit_jax.models.heads import is_head
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.position import Sincos2d
 from vit_jax.models.registry import build_model, default_image_size, model_options
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.shown_log import shown_log

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from vit_jax.errors import ARGUMENT, WeightsError
+from vit_jax.models.embedding import kernel_resize_matrix
 from vit_jax.models.heads import is_head
-from vit_jax.models.patches import kernel_resize_matrix
 
 Grid = tuple[int, int]
 Method = Literal["zoom", "bilinear", "bicubic"]

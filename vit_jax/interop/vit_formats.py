@@ -13,8 +13,8 @@ from vit_jax.errors import ARGUMENT, UserError, WeightsError, first_few
 from vit_jax.interop.formats import options_of_sizes
 from vit_jax.interop.name_table import parameters
 from vit_jax.interop.tensors import TensorFile
+from vit_jax.models.embedding import Learned1d, Sincos2d
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.position import Learned1d, Sincos2d
 from vit_jax.models.registry import build_model, model_shape
 from vit_jax.models.vit_family import VIT_SIZES
 from vit_jax.models.vit_options import ViTConfig, ViTShape

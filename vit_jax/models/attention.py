@@ -92,7 +92,7 @@ class SelfAttention(nnx.Module):
         if self._is_packed(rope, valid_tokens, capture):
             attended = self._attend_packed(x, valid_tokens)
         else:
-            qkv = constrain(project(self.qkv, x), "batch", None, None, "tensor")
+            qkv = constrain(_to_heads(self.qkv, x), "batch", None, None, "tensor")
             q, k, v = jnp.moveaxis(qkv, -3, 0)
             if self.query_norm is not None and self.key_norm is not None:
                 q, k = self.query_norm(q), self.key_norm(k)
@@ -110,7 +110,7 @@ class SelfAttention(nnx.Module):
             )
             if "attention_weights" in capture:
                 captured["attention_weights"] = attention_weights(q, k, bias, valid_tokens, mask)
-        out = project(self.out, constrain(attended, "batch", None, "tensor"))
+        out = _from_heads(self.out, constrain(attended, "batch", None, "tensor"))
         return self.dropout(out, deterministic=key is None, rngs=key), captured
 
     def _is_packed(
@@ -126,7 +126,7 @@ class SelfAttention(nnx.Module):
         """Attention by the Pallas kernel, which itself adds the bias of q, k and v."""
         from vit_jax.models.pallas_attention import attend_packed
 
-        qkv = project(self.qkv, x, add_bias=False)
+        qkv = _to_heads(self.qkv, x, add_bias=False)
         qkv = constrain(qkv, "batch", None, None, "tensor")
         bias = self.qkv.bias
         if bias is not None:
@@ -166,8 +166,7 @@ def attend(
         )
     lengths = valid_tokens
     if isinstance(lengths, int):
-        is_padded = lengths < key.shape[1]
-        lengths = jnp.full((key.shape[0],), lengths, jnp.int32) if is_padded else None
+        lengths = jnp.full((key.shape[0],), lengths, jnp.int32)
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -198,24 +197,30 @@ def attention_weights(
     return softmax(logits)
 
 
-def project(layer: nnx.LinearGeneral, x: jax.Array, *, add_bias: bool = True) -> jax.Array:
+def _to_heads(
+    layer: nnx.LinearGeneral, x: Float[Array, "B N D"], *, add_bias: bool = True
+) -> Float[Array, "B N *S"]:
     """Returns layer(x), as one product of two matrices where heads are not sharded.
 
     XLA then writes rows of features, as the kernels read them. For several output axes (q, k, v,
     heads, features) it chooses layouts for a TPU that must be copied, a fifth of a step's traffic.
     """
-    axes = len(layer.in_features)
-    bias = layer.bias[...].astype(layer.dtype) if add_bias and layer.bias is not None else None
+    kernel = layer.kernel[...].astype(layer.dtype)
+    if devices_along_tensor() == 1:
+        kernel = kernel.reshape(x.shape[-1], -1)
+    y = jnp.tensordot(x.astype(layer.dtype), kernel, 1)
+    if add_bias and layer.bias is not None:
+        y = y + layer.bias[...].astype(layer.dtype).reshape(1, 1, *kernel.shape[1:])
+    return keep(y).reshape(*x.shape[:-1], *layer.out_features)
+
+
+def _from_heads(layer: nnx.LinearGeneral, x: Float[Array, "B N H K"]) -> Float[Array, "B N D"]:
+    """Returns layer(x), see `_to_heads`."""
     x, kernel = x.astype(layer.dtype), layer.kernel[...].astype(layer.dtype)
-    if devices_along_tensor() > 1:
-        y = jnp.tensordot(keep(x) if axes > 1 else x, kernel, axes)
-        return keep(y if bias is None else y + bias.reshape(*(1,) * (x.ndim - axes), *bias.shape))
-    x = x.reshape(*x.shape[:-axes], -1)
-    x = keep(x) if axes > 1 else x
-    y = x @ kernel.reshape(x.shape[-1], -1)
-    y = y if bias is None else y + bias.reshape(*(1,) * (y.ndim - 1), -1)
-    y = keep(y) if axes == 1 else y
-    return y.reshape(*y.shape[:-1], *layer.out_features)
+    if devices_along_tensor() == 1:
+        x, kernel = x.reshape(*x.shape[:2], -1), kernel.reshape(-1, kernel.shape[-1])
+    y = jnp.tensordot(keep(x), kernel, x.ndim - 2)
+    return y + layer.bias[...].astype(layer.dtype)[None, None]
 
 
 def _qkv_init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:

@@ -22,10 +22,6 @@ class AttentionChoice:
     padded_tokens: int
     reason: str
 
-    def padding(self, tokens: int) -> int:
-        """Returns how many tokens to add to a sequence: cuDNN's kernel needs an even number."""
-        return tokens % 2 if self.implementation == "cudnn" else 0
-
 
 def choose_attention(
     requested: str,

@@ -14,9 +14,9 @@ from vit_jax.models.activation_sharding import constrain, on_each_device
 from vit_jax.models.attention import Implementation, Mask, Rope, SelfAttention, ValidTokens
 from vit_jax.models.attention_choice import choose_attention
 from vit_jax.models.block_options import BlockOptions
+from vit_jax.models.embedding import TableSpec, build_table
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import build_mlp
-from vit_jax.models.position import TableSpec, build_table
 from vit_jax.models.stacking import (
     build_stack,
     keep,
@@ -97,7 +97,7 @@ class EncoderBlock(nnx.Module):
         skips a residual branch.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
-        pre, post, res_post = (self.norm_placement == p for p in ("pre", "post", "res_post"))
+        pre = self.norm_placement == "pre"
         if self.position_embedding is not None:
             x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
 
@@ -109,34 +109,41 @@ class EncoderBlock(nnx.Module):
             key=keys[0],
             capture=capture,
         )
-        branch = constrain(attended, "batch")
-        branch = self.attention_norm(keep(branch)) if res_post else branch
-        x = keep(x + residual_branch(branch, self.attention_scale, keys[1], drop_rate))
-        x = self.attention_norm(x) if post else x
+        x = self._add(x, attended, self.attention_norm, self.attention_scale, keys[1], drop_rate)
 
         processed = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
-        branch = constrain(processed, "batch")
-        branch = self.mlp_norm(keep(branch)) if res_post else branch
-        x = x + residual_branch(branch, self.mlp_scale, keys[3], drop_rate)
-        x = self.mlp_norm(x) if post else x
+        x = self._add(x, processed, self.mlp_norm, self.mlp_scale, keys[3], drop_rate)
 
         captured |= {"attention_output": attended, "mlp_output": processed, "block_output": x}
         return x, {name: captured[name] for name in BLOCK_INTERMEDIATES if name in capture}
 
+    def _add(
+        self,
+        x: Float[Array, "B N D"],
+        branch: Float[Array, "B N D"],
+        norm: LayerNorm,
+        scale: nnx.Param | None,
+        key: jax.Array | None,
+        drop_rate: Float[Array, ""] | None,
+    ) -> Float[Array, "B N D"]:
+        """Adds a branch to x, with the norm where the placement has it."""
+        branch = constrain(branch, "batch")
+        if self.norm_placement == "res_post":
+            branch = norm(keep(branch))
+        if scale is not None:
+            branch = keep(branch) * scale[...].astype(branch.dtype)[None, None]
+        x = keep(x + drop_branch(branch, key, drop_rate))
+        return norm(x) if self.norm_placement == "post" else x
 
-def residual_branch(
-    branch: Float[Array, "B N D"],
-    scale: nnx.Param | None,
-    key: jax.Array | None,
-    drop_rate: Float[Array, ""] | None,
+
+def drop_branch(
+    branch: Float[Array, "B N D"], key: jax.Array | None, rate: Float[Array, ""] | None
 ) -> Float[Array, "B N D"]:
-    """Scales a residual branch, and drops it for whole examples without changing its mean."""
-    if scale is not None:
-        branch = keep(branch) * scale[...].astype(branch.dtype)[None, None]
-    if key is None or drop_rate is None:
+    """Drops a residual branch for whole examples without changing its mean."""
+    if key is None or rate is None:
         return branch
-    stays = jax.random.bernoulli(key, 1 - drop_rate, (branch.shape[0], 1, 1))
-    return jnp.where(stays, branch / (1 - drop_rate).astype(branch.dtype), 0)
+    is_kept = jax.random.bernoulli(key, 1 - rate, (branch.shape[0], 1, 1))
+    return jnp.where(is_kept, branch / (1 - rate).astype(branch.dtype), 0)
 
 
 def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
@@ -193,6 +200,8 @@ class Encoder(nnx.Module):
         self.stochastic_depth = options.stochastic_depth
         self.constant_depth = options.stochastic_depth_rates == "constant"
         self.loop = layer_loop(options.scan, options.remat)
+        # The kernel of cuDNN takes an even number of tokens.
+        self.token_multiple = 2 if self.attention.implementation == "cudnn" else 1
         # XLA's GPU compiler may otherwise choose a layout that is converted at every matmul, a
         # tenth of a step's traffic.
         self.stores_rows = platform in ("gpu", "cuda")
@@ -216,7 +225,7 @@ class Encoder(nnx.Module):
         (first, end), only the blocks first to end - 1 are applied, counted from 0.
         """
         tokens = x.shape[1]
-        padding = self.attention.padding(tokens)
+        padding = -tokens % self.token_multiple
         if padding:
             x, position, rope = jax.tree.map(
                 lambda rows: jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, padding), (0, 0)]),

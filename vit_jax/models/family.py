@@ -231,14 +231,14 @@ class Family:
     name: str
     options: type[ModelConfig]
     sizes: Mapping[str, Any]
-    small: frozenset[str]
     parse: Callable[[str], Any]
     pattern: str
     shape: Callable[[Any], Any]
     build: Callable[..., ImageModel]
-    describe: Callable[[Any, Any], list[tuple[str, str, str]]]
-    sharding_rules: tuple[ShardingRule, ...]
-    layer_order: tuple[str, ...]
+    small: frozenset[str] = frozenset()
+    describe: Callable[[Any, Any], list[tuple[str, str, str]]] = lambda options, model: []
+    sharding_rules: tuple[ShardingRule, ...] = ()
+    layer_order: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     stack: Callable[[Any, tuple[int, int]], Stack] | None = None
     has_classes: bool = True

@@ -135,23 +135,14 @@ def count_classes(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return 0 if kernel is None else kernel[-1]
 
 
-def pool(
-    tokens: Float[Array, "B N D"],
-    pooling: str,
-    num_prefix: int,
-    mask: Bool[Array, "B M"] | None = None,
-) -> Float[Array, "B F"]:
+def pool(tokens: Float[Array, "B N D"], pooling: str, num_prefix: int) -> Float[Array, "B F"]:
     """Pools tokens (class token if any, registers, patches) by a method without parameters.
 
     "token" is the first token, "gap" the mean of the patches, "flatten" all patches concatenated.
-    The mask is False for padding, which "gap" leaves out.
     """
     if pooling == "token":
         return tokens[:, 0]
     patches = tokens[:, num_prefix:]
-    if pooling == "gap" and mask is not None:
-        total = jnp.sum(jnp.where(mask[..., None], patches, 0), axis=1, dtype=jnp.float32)
-        return (total / mask.sum(1, dtype=jnp.float32)[:, None]).astype(tokens.dtype)
     if pooling == "gap":
         return jnp.mean(patches, axis=1, dtype=jnp.float32).astype(tokens.dtype)
     return patches.reshape(patches.shape[0], -1)

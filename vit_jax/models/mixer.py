@@ -17,7 +17,8 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.block_options import BlockOptions
-from vit_jax.models.blocks import residual_branch
+from vit_jax.models.blocks import drop_branch
+from vit_jax.models.embedding import PatchEmbedding, PatchShape
 from vit_jax.models.family import (
     Family,
     ImageModel,
@@ -32,7 +33,6 @@ from vit_jax.models.heads import HEAD_RULES, Head
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.patches import PatchEmbedding, PatchShape
 from vit_jax.models.stacking import (
     Stack,
     build_stack,
@@ -137,9 +137,9 @@ class MixerBlock(nnx.Module):
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         across_tokens = self.token_norm(x).swapaxes(1, 2)
         mixed = constrain(self.token_mixing(across_tokens).swapaxes(1, 2), "batch")
-        x = keep(x + residual_branch(mixed, None, keys[0], drop_rate))
+        x = keep(x + drop_branch(mixed, keys[0], drop_rate))
         processed = constrain(self.channel_mixing(self.channel_norm(x)), "batch")
-        x = x + residual_branch(processed, None, keys[1], drop_rate)
+        x = x + drop_branch(processed, keys[1], drop_rate)
         return x, dict(zip(_BLOCK_INTERMEDIATES, (mixed, processed, x), strict=True))
 
 

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import ModelError
-from vit_jax.models.heads import pool
-from vit_jax.models.position import Learned1d
+from vit_jax.models.embedding import Learned1d
 from vit_jax.models.vit import ViT
 
 # The search for the scale of an image ends at this precision. Source: big_vision, transformers.
@@ -59,10 +58,15 @@ def apply(model: ViT, images: Patches, *, key: jax.Array | None = None) -> Float
     x = model.embed(model.patch_embedding.of_patches(images.patches), positions, key=keys[0])
     x, _ = model.encoder(x, valid_tokens=model.num_prefix + images.lengths, key=keys[1])
     encoded = model.final_norm(x)
+    patches = encoded[:, model.num_prefix :]
     if model.attention_pooling is not None:
-        features = model.attention_pooling(encoded[:, model.num_prefix :], images.lengths)
+        features = model.attention_pooling(patches, images.lengths)
+    elif model.pooling == "gap":
+        real = jnp.where(images.mask[..., None], patches, 0)
+        total, count = real.sum(1, dtype=jnp.float32), images.mask.sum(1, dtype=jnp.float32)
+        features = (total / count[:, None]).astype(encoded.dtype)
     else:
-        features = pool(encoded, model.pooling, model.num_prefix, images.mask)
+        features = encoded[:, 0]
     if model.norm is not None and model.norm_after_pooling:
         features = model.norm(features)
     return model.head(features)[0]

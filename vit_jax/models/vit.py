@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from vit_jax.models.attention import Rope
 from vit_jax.models.attention_choice import log_choice
 from vit_jax.models.blocks import BLOCK_INTERMEDIATES, Encoder
+from vit_jax.models.embedding import PatchEmbedding, build_table
 from vit_jax.models.family import (
     ImageModel,
     Layer,
@@ -20,8 +21,7 @@ from vit_jax.models.family import (
 )
 from vit_jax.models.heads import AttentionPooling, Head, pool
 from vit_jax.models.layers import LayerNorm
-from vit_jax.models.patches import PatchEmbedding
-from vit_jax.models.position import build_table, rope_2d
+from vit_jax.models.position import rope_2d
 from vit_jax.models.resnet import Trunk
 from vit_jax.models.vit_options import (
     ViTConfig,

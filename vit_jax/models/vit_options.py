@@ -6,11 +6,10 @@ from typing import ClassVar, Literal
 from vit_jax.errors import ModelError
 from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.blocks import EncoderShape
+from vit_jax.models.embedding import PatchShape, TableSpec
 from vit_jax.models.family import check_image_size
 from vit_jax.models.mlp import swiglu_hidden
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.patches import PatchShape
-from vit_jax.models.position import TableSpec
 from vit_jax.models.resnet import ResNetShape
 from vit_jax.schema import option
 

@@ -23,8 +23,8 @@ from vit_jax.data.device import Batch, flip, to_unit_range
 from vit_jax.data.distortion import distort
 from vit_jax.errors import ConfigError
 from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.embedding import take_patches
 from vit_jax.models.flops import traced_macs, training_flops
-from vit_jax.models.patches import take_patches
 from vit_jax.models.vit_family import vit_shape
 from vit_jax.tasks.collapse import METRIC, DirectionTotals, direction_sums, feature_std
 from vit_jax.tasks.dino.config import DinoConfig

@@ -9,10 +9,10 @@ from jaxtyping import Array, Float, Int
 from vit_jax.errors import ConfigError, ModelError
 from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.blocks import Encoder, EncoderShape
+from vit_jax.models.embedding import Sincos2d, TableSpec, cut_patches, take_patches
 from vit_jax.models.family import check_images
 from vit_jax.models.layers import LayerNorm
-from vit_jax.models.patches import cut_patches, take_patches
-from vit_jax.models.position import Sincos2d, TableSpec, rope_2d
+from vit_jax.models.position import rope_2d
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig, has_class_token

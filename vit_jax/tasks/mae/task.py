@@ -19,8 +19,8 @@ from vit_jax.data.colours import content_key
 from vit_jax.data.device import Batch, from_imagenet, to_imagenet, to_unit_range
 from vit_jax.evaluation.means import MeanTotals
 from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.embedding import cut_patches
 from vit_jax.models.flops import traced_macs, training_flops
-from vit_jax.models.patches import cut_patches
 from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig
 from vit_jax.tasks.collapse import METRIC, feature_std
