@@ -26,7 +26,7 @@ def choose(requested="auto", **changes):
 
 
 def test_on_a_gpu_odd_token_counts_are_padded_to_even_for_cudnn(monkeypatch):
-    monkeypatch.setattr(module, "_cudnn_problem", lambda *shape: None)
+    monkeypatch.setattr(module, "_compiler_problem", lambda *shape, **bias: None)
     assert (choose().implementation, choose().padded_tokens) == ("cudnn", 198)
     assert choose(tokens=196).padded_tokens == 196
     assert choose(tokens=1370, head_dim=80).padded_tokens == 1370
@@ -43,7 +43,7 @@ def test_on_a_gpu_odd_token_counts_are_padded_to_even_for_cudnn(monkeypatch):
     ],
 )
 def test_if_cudnn_cannot_be_used_the_reason_is_given(monkeypatch, changes, implementation, reason):
-    monkeypatch.setattr(module, "_cudnn_problem", lambda *shape: None)
+    monkeypatch.setattr(module, "_compiler_problem", lambda *shape, **bias: None)
     choice = choose(**changes)
     assert (choice.implementation, choice.padded_tokens) == (implementation, 197)
     assert reason in choice.reason
@@ -60,7 +60,7 @@ def test_a_gpu_whose_cudnn_fails_falls_back_and_says_why(monkeypatch):
 
 def test_for_a_gpu_that_is_not_there_rules_decide(monkeypatch):
     """cuDNN is not asked: it cannot answer without a device."""
-    monkeypatch.setattr(module, "_cudnn_problem", lambda *shape: pytest.fail("asked"))
+    monkeypatch.setattr(module, "_compiler_problem", lambda *_, **__: pytest.fail("asked"))
     for head_dim in (64, 72, 80, 88, 96, 104, 128):
         choice = choose(head_dim=head_dim)
         assert (choice.implementation, choice.padded_tokens) == ("cudnn", 198)
@@ -72,14 +72,15 @@ def test_for_a_gpu_that_is_not_there_rules_decide(monkeypatch):
 @pytest.mark.gpu
 def test_the_rules_of_cudnn_agree_with_its_compiler():
     found, expected = {}, {}
+    problem = functools.partial(module._compiler_problem, "cudnn", has_bias=False)
     with jax.numpy_dtype_promotion("standard"):  # JAX's own attention mixes types.
         for dtype in ("bfloat16", "float16"):
             for head_dim in (32, 64, 72, 80, 88, 96, 104, 128):
                 for tokens in (50, 196, 198, 258, 578, 1026):
                     shape = tokens, 12, head_dim, dtype
-                    found[shape], expected[shape] = module._cudnn_problem(*shape), None
-        assert module._cudnn_problem(198, 12, 60, "bfloat16") is not None
-        assert module._cudnn_problem(198, 12, 64, "float32") is not None
+                    found[shape], expected[shape] = problem(*shape), None
+        assert problem(198, 12, 60, "bfloat16") is not None
+        assert problem(198, 12, 64, "float32") is not None
     assert found == expected
 
 

@@ -13,7 +13,7 @@ from vit_jax.models.activation_sharding import constrain, devices_along_tensor
 from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import LayerNorm, softmax
 from vit_jax.models.position import RelativeBias, rotate
-from vit_jax.models.stacking import keep
+from vit_jax.models.stacking import save_for_backward
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
@@ -211,7 +211,7 @@ def _to_heads(
     y = jnp.tensordot(x.astype(layer.dtype), kernel, 1)
     if add_bias and layer.bias is not None:
         y = y + layer.bias[...].astype(layer.dtype).reshape(1, 1, *kernel.shape[1:])
-    return keep(y).reshape(*x.shape[:-1], *layer.out_features)
+    return save_for_backward(y).reshape(*x.shape[:-1], *layer.out_features)
 
 
 def _from_heads(layer: nnx.LinearGeneral, x: Float[Array, "B N H K"]) -> Float[Array, "B N D"]:
@@ -219,7 +219,7 @@ def _from_heads(layer: nnx.LinearGeneral, x: Float[Array, "B N H K"]) -> Float[A
     x, kernel = x.astype(layer.dtype), layer.kernel[...].astype(layer.dtype)
     if devices_along_tensor() == 1:
         x, kernel = x.reshape(*x.shape[:2], -1), kernel.reshape(-1, kernel.shape[-1])
-    y = jnp.tensordot(keep(x), kernel, x.ndim - 2)
+    y = jnp.tensordot(save_for_backward(x), kernel, x.ndim - 2)
     return y + layer.bias[...].astype(layer.dtype)[None, None]
 
 

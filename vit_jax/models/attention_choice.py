@@ -13,6 +13,12 @@ from vit_jax.models.attention import Implementation, attend
 
 log = logging.getLogger(__name__)
 
+# Why a kernel is chosen where it can be used.
+_REASONS = {
+    "pallas": "TPU, moves the fewest bytes",
+    "cudnn": "GPU, 16-bit, supported head dimension",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionChoice:
@@ -39,11 +45,8 @@ def choose_attention(
     ViTs with a class token, is padded by one token, which `key_value_seq_lengths` masks.
 
     On a GPU the shape is compiled once to see whether cuDNN supports it. For GPUs that are not
-    there, which `plan` compiles for, these rules decide alone: compute capability 8.0 or newer
-    (every GPU that `plan` knows), bfloat16 or float16, head dimension at most 128 and a multiple
-    of 8, no learned bias, an even number of tokens after padding. Source: the checks in
-    jax/_src/cudnn/fused_attention_stablehlo.py, which also allow head dimensions up to 256 from
-    compute capability 9.0 on.
+    there, which `plan` compiles for, only the rules of `_cudnn_problem` count; all GPUs that `plan`
+    knows have compute capability 8.0 or newer.
 
     The Pallas kernel is for TPUs. On a CPU it can be requested, but is interpreted, which is slow.
     On a machine with a TPU, `auto` compiles it once to see whether the compiler accepts it; plans
@@ -55,39 +58,18 @@ def choose_attention(
     platform = platform or jax.default_backend()
     if requested in ("xla", "einsum"):
         return AttentionChoice(requested, tokens, "requested")
-    if requested == "pallas" or (requested == "auto" and platform == "tpu"):
-        problem = _pallas_problem(tokens, num_heads, head_dim, dtype, has_bias, platform)
-        if problem is None:
-            reason = "requested" if requested == "pallas" else "TPU, moves the fewest bytes"
-            return AttentionChoice("pallas", tokens, reason)
-        if requested == "pallas":
-            raise ModelError(
-                f"attention_implementation pallas, but {problem}",
-                "a case that the kernel supports",
-                "use auto",
-            )
-        return AttentionChoice("xla", tokens, problem)
-    padded = tokens + tokens % 2
-    problem = None
-    if platform not in ("gpu", "cuda"):
-        problem = f"cuDNN needs a GPU, this is a {platform}"
-    elif dtype not in (jnp.bfloat16, jnp.float16):
-        problem = f"cuDNN needs bfloat16, this is {jnp.dtype(dtype).name}"
-    elif has_bias:
-        problem = "cuDNN has no gradient for a learned position bias"
-    elif head_dim > 128 or head_dim % 8:
-        problem = f"cuDNN does not support head dimension {head_dim}"
-    else:
-        here = jax.default_backend() == "gpu"
-        shape = padded, num_heads, head_dim, jnp.dtype(dtype).name
-        failure = _cudnn_problem(*shape) if here else None
-        problem = failure and f"cuDNN failed: {failure}"
+    is_pallas = requested == "pallas" or (requested == "auto" and platform == "tpu")
+    kernel = "pallas" if is_pallas else "cudnn"
+    padded = tokens + tokens % 2 if kernel == "cudnn" else tokens
+    find_problem = {"pallas": _pallas_problem, "cudnn": _cudnn_problem}[kernel]
+    problem = find_problem(padded, num_heads, head_dim, jnp.dtype(dtype), has_bias, platform)
     if problem is None:
-        return AttentionChoice("cudnn", padded, "GPU, 16-bit, supported head dimension")
-    if requested == "cudnn":
+        reason = "requested" if requested == kernel else _REASONS[kernel]
+        return AttentionChoice(kernel, padded, reason)
+    if requested == kernel:
         raise ModelError(
-            f"attention_implementation cudnn, but {problem}",
-            "a case that cuDNN supports",
+            f"attention_implementation {kernel}, but {problem}",
+            "a case that the kernel supports",
             "use auto",
         )
     if platform == "cpu":
@@ -95,9 +77,25 @@ def choose_attention(
     return AttentionChoice("xla", tokens, problem)
 
 
-def _cudnn_problem(tokens: int, num_heads: int, head_dim: int, dtype: str) -> str | None:
-    """Compiles cuDNN attention and its gradient; returns the first line of the error, if any."""
-    return _compiler_problem("cudnn", tokens, num_heads, head_dim, dtype, has_bias=False)
+def _cudnn_problem(
+    tokens: int, num_heads: int, head_dim: int, dtype: jnp.dtype, has_bias: bool, platform: str
+) -> str | None:
+    """Returns why cuDNN's flash attention cannot be used; None: it can.
+
+    Source: the checks in jax/_src/cudnn/fused_attention_stablehlo.py, which also allow head
+    dimensions up to 256 from compute capability 9.0 on.
+    """
+    if platform not in ("gpu", "cuda"):
+        return f"cuDNN needs a GPU, this is a {platform}"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"cuDNN needs bfloat16, this is {dtype.name}"
+    if has_bias:
+        return "cuDNN has no gradient for a learned position bias"
+    if head_dim > 128 or head_dim % 8:
+        return f"cuDNN does not support head dimension {head_dim}"
+    if jax.default_backend() != "gpu":
+        return None
+    return _compiler_problem("cudnn", tokens, num_heads, head_dim, dtype.name, has_bias=False)
 
 
 @functools.lru_cache
@@ -110,7 +108,7 @@ def _compiler_problem(
     *,
     has_bias: bool,
 ) -> str | None:
-    """Compiles attention and its gradient; returns the first line of the error, if any."""
+    """Compiles attention and its gradient; returns the kernel's first line of errors, if any."""
     shape = jax.ShapeDtypeStruct((2, tokens, num_heads, head_dim), jnp.dtype(dtype))
     bias = jax.ShapeDtypeStruct((2, num_heads, tokens, tokens), jnp.float32) if has_bias else None
 
@@ -122,12 +120,14 @@ def _compiler_problem(
     try:
         jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape, bias).compile()
     except Exception as error:  # Whatever the error is, XLA's kernel works.
-        return str(error).strip().splitlines()[0][:200]
+        names = {"cudnn": "cuDNN", "pallas": "the Pallas kernel"}
+        first_line = str(error).strip().splitlines()[0][:200]
+        return f"{names[implementation]} failed: {first_line}"
     return None
 
 
 def _pallas_problem(
-    tokens: int, num_heads: int, head_dim: int, dtype: DTypeLike, has_bias: bool, platform: str
+    tokens: int, num_heads: int, head_dim: int, dtype: jnp.dtype, has_bias: bool, platform: str
 ) -> str | None:
     """Returns why the Pallas kernel cannot be used; None: it can."""
     from vit_jax.models import pallas_attention
@@ -136,15 +136,11 @@ def _pallas_problem(
         return f"the Pallas kernel needs a TPU, this is a {platform}"
     if tokens > pallas_attention.MAX_TOKENS:
         return f"the Pallas kernel takes {pallas_attention.MAX_TOKENS} tokens, these are {tokens}"
-    itemsize = jnp.dtype(dtype).itemsize
-    if not pallas_attention.fits(tokens, num_heads, head_dim, itemsize, has_bias=has_bias):
+    if not pallas_attention.fits(tokens, num_heads, head_dim, dtype.itemsize, has_bias=has_bias):
         return f"{num_heads} heads of {tokens} tokens and {head_dim} features do not fit on a chip"
     if platform != "tpu" or jax.default_backend() != "tpu":
         return None
-    failure = _compiler_problem(
-        "pallas", tokens, num_heads, head_dim, jnp.dtype(dtype).name, has_bias=has_bias
-    )
-    return failure and f"the Pallas kernel failed: {failure}"
+    return _compiler_problem("pallas", tokens, num_heads, head_dim, dtype.name, has_bias=has_bias)
 
 
 @functools.lru_cache

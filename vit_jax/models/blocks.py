@@ -19,9 +19,9 @@ from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import build_mlp
 from vit_jax.models.stacking import (
     build_stack,
-    keep,
     keys_and_drop_rates,
     layer_loop,
+    save_for_backward,
     scan_stack,
 )
 
@@ -129,10 +129,10 @@ class EncoderBlock(nnx.Module):
         """Adds a branch to x, with the norm where the placement has it."""
         branch = constrain(branch, "batch")
         if self.norm_placement == "res_post":
-            branch = norm(keep(branch))
+            branch = norm(save_for_backward(branch))
         if scale is not None:
-            branch = keep(branch) * scale[...].astype(branch.dtype)[None, None]
-        x = keep(x + drop_branch(branch, key, drop_rate))
+            branch = save_for_backward(branch) * scale[...].astype(branch.dtype)[None, None]
+        x = save_for_backward(x + drop_branch(branch, key, drop_rate))
         return norm(x) if self.norm_placement == "post" else x
 
 
@@ -198,7 +198,7 @@ class Encoder(nnx.Module):
         self.blocks = build_stack(lambda rngs: make_block(rngs=rngs), shape.depth, rngs)
         self.depth = shape.depth
         self.stochastic_depth = options.stochastic_depth
-        self.constant_depth = options.stochastic_depth_rates == "constant"
+        self.has_constant_rate = options.stochastic_depth_rates == "constant"
         self.loop = layer_loop(options.scan, options.remat)
         # The kernel of cuDNN takes an even number of tokens.
         self.token_multiple = 2 if self.attention.implementation == "cudnn" else 1
@@ -253,7 +253,7 @@ class Encoder(nnx.Module):
             self.depth,
             span=span,
             per_layer=keys_and_drop_rates(
-                key, self.depth, self.stochastic_depth, constant=self.constant_depth
+                key, self.depth, self.stochastic_depth, constant=self.has_constant_rate
             ),
             loop=self.loop,
         )

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.models.stacking import keep
+from vit_jax.models.stacking import save_for_backward
 
 
 class LayerNorm(nnx.Module):
@@ -73,7 +73,7 @@ def _layer_norm_fwd(
     single = x.astype(jnp.float32)
     mean = single.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(single - mean).mean(-1, keepdims=True) + epsilon)
-    mean, inverse = keep(mean), keep(inverse)
+    mean, inverse = save_for_backward(mean), save_for_backward(inverse)
     rows = (1,) * (x.ndim - 1)
     y = (single - mean) * inverse * scale.reshape(*rows, -1)
     y = y if bias is None else y + bias.reshape(*rows, -1)

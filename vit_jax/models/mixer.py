@@ -36,9 +36,9 @@ from vit_jax.models.options import ModelConfig
 from vit_jax.models.stacking import (
     Stack,
     build_stack,
-    keep,
     keys_and_drop_rates,
     layer_loop,
+    save_for_backward,
     scan_stack,
 )
 from vit_jax.schema import option
@@ -137,7 +137,7 @@ class MixerBlock(nnx.Module):
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         across_tokens = self.token_norm(x).swapaxes(1, 2)
         mixed = constrain(self.token_mixing(across_tokens).swapaxes(1, 2), "batch")
-        x = keep(x + drop_branch(mixed, keys[0], drop_rate))
+        x = save_for_backward(x + drop_branch(mixed, keys[0], drop_rate))
         processed = constrain(self.channel_mixing(self.channel_norm(x)), "batch")
         x = x + drop_branch(processed, keys[1], drop_rate)
         return x, dict(zip(_BLOCK_INTERMEDIATES, (mixed, processed, x), strict=True))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import gelu
-from vit_jax.models.stacking import keep
+from vit_jax.models.stacking import save_for_backward
 
 _kernel_init = nnx.initializers.xavier_uniform()
 _bias_init = nnx.initializers.normal(stddev=1e-6)
@@ -62,7 +62,7 @@ class Mlp(nnx.Module):
     ) -> Float[Array, "*B N D"]:
         """Applies the MLP; `key` turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = ACTIVATIONS[self.activation](keep(_shard(self.expand(x))))
+        hidden = ACTIVATIONS[self.activation](save_for_backward(_shard(self.expand(x))))
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 
@@ -89,7 +89,8 @@ class SwiGlu(nnx.Module):
     ) -> Float[Array, "*B N D"]:
         """Applies the gated MLP; `key` turns dropout on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        hidden = jax.nn.silu(keep(_shard(self.gate(x)))) * keep(_shard(self.value(x)))
+        gate, value = (save_for_backward(_shard(linear(x))) for linear in (self.gate, self.value))
+        hidden = jax.nn.silu(gate) * value
         hidden = self.dropout(hidden, deterministic=key is None, rngs=keys[0])
         return self.dropout(self.contract(hidden), deterministic=key is None, rngs=keys[1])
 

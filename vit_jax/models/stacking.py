@@ -61,7 +61,7 @@ def layer_loop(scan: bool | Literal["auto"], remat: Remat | Literal["auto"]) -> 
 _KEPT = "kept"
 
 
-def keep(x: jax.Array) -> jax.Array:
+def save_for_backward(x: jax.Array) -> jax.Array:
     """Marks what a layer keeps for its backward pass with remat "dots".
 
     These are the results of matmuls after their bias, and the sums of residuals. With them, the
