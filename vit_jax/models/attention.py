@@ -220,6 +220,7 @@ def _from_heads(layer: nnx.LinearGeneral, x: Float[Array, "B N H K"]) -> Float[A
     if devices_along_tensor() == 1:
         x, kernel = x.reshape(*x.shape[:2], -1), kernel.reshape(-1, kernel.shape[-1])
     y = jnp.tensordot(save_for_backward(x), kernel, x.ndim - 2)
+    assert layer.bias is not None
     return y + layer.bias[...].astype(layer.dtype)[None, None]
 
 
