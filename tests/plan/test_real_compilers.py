@@ -88,7 +88,11 @@ def test_a_small_step_compiles_for_two_slices(plan):
 
 @on_tpu
 def test_a_run_that_does_not_fit_is_reported_without_an_error(plan):
-    sizes = ("--config.model.depth=3", "--config.model.scan=false", "--config.model.dtype=float32")
+    sizes = (
+        "--config.model.depth=3",
+        "--config.data.image_size=448",
+        "--config.model.dtype=float32",
+    )
     figures, shown = plan("v5e:1x1", 16384, *sizes)
     assert (figures["devices"], figures["fits"]) == (1, False)
     assert "Does not fit" in shown
