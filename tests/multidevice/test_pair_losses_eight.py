@@ -47,9 +47,7 @@ def test_no_device_holds_the_logits_of_all_pairs(found, mesh):
 def test_training_is_the_same_on_one_and_eight_devices_and_in_microbatches(found, kind):
     rows = found["training"][kind]
     for other in ("eight", "parts", "eight in parts"):
-        assert rows[other]["losses"] == pytest.approx(rows["one"]["losses"], rel=1e-6, abs=2e-5), (
-            other
-        )
+        assert rows[other]["losses"] == pytest.approx(rows["one"]["losses"], rel=1e-5), other
         assert rows[other]["norms"] == pytest.approx(rows["one"]["norms"], rel=1e-3), other
     assert abs(rows["one"]["losses"][-1] - rows["one"]["losses"][0]) > 1e-3
 
