@@ -219,6 +219,18 @@ HELD_OUT = [
     ("phase", ("Train", "val", "train"), {"train": 2, "val": 1}),
     ("Usage", ("Training", "PublicTest", "PrivateTest"), {"train": 1, "val": 1, "test": 1}),
     ("group", ("train", "holdout", "train"), {"train": 2, "test": 1}),
+    ("is_in_test", ("0", "1", "0"), {"train": 2, "test": 1}),
+    ("belongs_to_test", ("no", "yes", "no"), {"train": 2, "test": 1}),
+    ("use_in_training", ("1", "0", "1"), {"train": 2, "val": 1}),
+    ("UseForTraining", ("1", "0", "1"), {"train": 2, "val": 1}),
+    ("tvt", ("tr", "va", "te"), {"train": 1, "val": 1, "test": 1}),
+    ("ML_USE", ("TRAINING", "VALIDATION", "TEST"), {"train": 1, "validation": 1, "test": 1}),
+    ("my_fold", ("train", "val", "train"), {"train": 2, "val": 1}),
+    ("phase,is_train", ("train,1", "val,0", "test,0"), {"train": 1, "val": 1, "test": 1}),
+    ("split,is_valid", ("train,0", "dev,1", "test,0"), {"train": 1, "dev": 1, "test": 1}),
+    ("split,test_result", ("train,+", "val,-", "train,-"), {"train": 2, "val": 1}),
+    ("lang,lr,training_time_s,test_score", ("tr,te,0.5,1e-1", "en,,1,2", "de,x,2,3"), {"train": 3}),
+    ("device,folder,latest,interval", ("0,0,0,0", "1,1,1,1", "0,1,0,1"), {"train": 3}),
     ("fold,split", ("0,train", "1,mine", "2,train"), {"train": 2, "mine": 1}),
     ("note,valuation,vehicle", ("val,1,train", "x,0,car", "y,1,bus"), {"train": 3}),
 ]
@@ -233,6 +245,20 @@ def test_columns_that_say_which_images_are_held_out(tmp_path, columns, cells, sp
         assert sizes(list_images(tmp_path / "it.csv")) == splits
     if "note" in columns:
         assert "columns that are not read: note, valuation, vehicle" in caplog.text
+
+
+def test_columns_of_many_texts_are_not_read_and_folders_named_like_splits_are_said(
+    tmp_path, caplog
+):
+    for place in ("train/x", "test/y"):
+        tree(tmp_path, place)
+    names = [f"{place}/{i}.png" for place in ("train/x", "test/y") for i in range(3)]
+    lines = [f"{names[i % 6]},a,{i},{i}" for i in range(11)]
+    (tmp_path / "it.csv").write_text("\n".join(["path,label,test_id,", *lines]))
+    with caplog.at_level(logging.INFO):
+        assert sizes(list_images(tmp_path / "it.csv")) == {"train": 11}
+    assert "columns that are not read: test_id, column 4" in caplog.text
+    assert "are in the split train, but their folders are named train, test: is a" in caplog.text
 
 
 def test_captions_have_the_same_columns_of_splits(tmp_path):

@@ -157,11 +157,11 @@ def _list_table(
         )
     captions: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
-    cells = split_cells(path, table, (column, feature))
-    for number, row, cell in zip(table.lines, table.rows, cells, strict=True):
+    cells = split_cells(path, table, column, feature)
+    for number, row, split in zip(table.lines, table.rows, cells, strict=True):
         where = f"line {number} of {path}"
-        name, split = row.get(column), cell or "train"
-        if not isinstance(name, str) or not name or not isinstance(split, str):
+        name = row.get(column)
+        if not isinstance(name, str) or not name:
             raise DataError(f"{where} has no {column}", "the path of an image", "fix the line")
         if splits.setdefault(name, split) != split:
             raise DataError(

@@ -57,7 +57,6 @@ from vit_jax.data.sources.folder_layout import (
 )
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
 from vit_jax.data.sources.image_table import read_csv, split_cells
-from vit_jax.data.sources.split_names import split_of
 from vit_jax.data.sources.tar_files import labelled, labels_in, tar_members
 from vit_jax.errors import DataError, first_few
 from vit_jax.storage.block_cache import BlockCache
@@ -341,7 +340,7 @@ def _sorted_classes(names: set[str]) -> list[str]:
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     """Returns (path, label, split) of every line."""
     table = read_csv(path, ",")
-    used = {name.strip().casefold(): name for name in table.columns}
+    used = {name.casefold(): name for name in table.columns}
     if not {"path", "label"} <= set(used):
         raise DataError(
             f"the first line of {path} is {','.join(table.columns)!r}",
@@ -350,12 +349,12 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
         )
     if not table.rows:
         raise DataError(f"{path} lists no image", "one line per image", "add them")
-    splits = split_cells(path, table, [used["path"], used["label"]])
+    splits = split_cells(path, table, used["path"], used["label"])
     rows = [
         (
             row[used["path"]].strip(),
             unicodedata.normalize("NFC", row[used["label"]].strip()),
-            split_of(split) or split.strip(),
+            split,
         )
         for row, split in zip(table.rows, splits, strict=True)
     ]
