@@ -63,10 +63,22 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
         ([f"fold{i}/{c}" for i in range(9) for c in "ab"], "fold4 and 4 more; all of them hold"),
         (
             [f"{s}/{d}/{c}" for s in ("train", "val") for d in "pq" for c in "ab"],
-            "train/p, train/q, v",
+            "train/p, train/q; all of",
         ),
         ([f"{d}/images/{c}/x" for d in "pqr" for c in "ab"], "p, q, r; all of them hold"),
-        (("train/p/a", "train/p/b", "train/q/A", "train/q/B", "val/p/a"), None),
+        (("train/p/a", "train/p/b", "train/q/A", "train/q/B", "val/p/a"), "train/q; all of them"),
+        (
+            ("train/f0/a", "train/f0/b", "train/f1/a", "train/f1/b", "val/a", "val/b"),
+            "f0, train/f1",
+        ),
+        (("art/a", "art/b", "photo/a", "photo/b", "docs"), "art, photo; all of them hold"),
+        (("source/a", "source/b", "target/a", "target/b", "unlabeled_target", "x"), "source, targ"),
+        (("tr/a", "tr/b", "te"), "has tr with the folders a, b, which look like"),
+        (("va/a", "te/a", "te/b"), "has te with the folders a, b, which look like"),
+        (
+            ("train/a", "train/b", "val/a", "val/img0", "val/img1"),
+            "val of .* none of train: img0, ",
+        ),
         (("train/p/a", "train/p/b", "train/q/A", "train/q/B"), "train/q; all of them hold"),
         (("cat/train", "cat/val", "dog/train", "dog/val"), "cat, dog; all of them hold"),
         (("train/a", "train/b", "unlabeled"), "has train with the folders a, b, which look like"),
@@ -81,9 +93,6 @@ def test_splits_that_would_become_classes_or_come_twice_are_refused(tmp_path, pl
             write_tar(tmp_path / place, {"0.png": IMAGE})
         else:
             tree(tmp_path, place)
-    if words is None:  # p of val has images of one class only: this could be meant.
-        list_images(tmp_path)
-        return
     with pytest.raises(DataError, match=words):
         list_images(tmp_path)
 
@@ -98,10 +107,17 @@ def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_
     assert "s0, s1, s2 are read as classes, but most of them hold the same" in caplog.text
     list_images(tree(tmp_path / "stray", "p/a", "p/b", "q/a", "q/b", "q"))
     assert "p, q are read as classes, but most of them hold the same" in caplog.text
+    list_images(tree(tmp_path / "few", "cat/a", "cat/b", "dog/a", "dog/b", *"pqr"))
+    assert "cat, dog are read as classes, but most of them hold the same" in caplog.text
+    list_images(tree(tmp_path / "flat", "labelled/a", "labelled/b", "unlabelled"))
+    assert "labelled is read as a class, but it holds the folders a, b and" in caplog.text
+    list_images(tree(tmp_path / "open", "train/a", "train/b", "val/a", "val/c"))
+    assert "the split val has classes that train lacks: c" in caplog.text
     list_images(tree(tmp_path / "one", "photos/cat", "photos/dog"))
     assert "if cat, dog are the classes, set data_dir to that folder" in caplog.text
     caplog.clear()
     list_images(tree(tmp_path / "kinds", "cat/tabby", "cat/persian", "dog/poodle", "dog/other"))
+    list_images(tree(tmp_path / "states", "va/x", "va/y", "tx", "md", "ny"))
     assert not caplog.records
 
 
@@ -123,8 +139,23 @@ def test_splits_without_the_training_classes_are_left_out_and_said(
     assert listing.num_skipped == 3 * (len(places) + 2) - sum(splits.values())
     assert words in caplog.text
     left_out = words.split()[1]
-    with pytest.raises(DataError, match=f"split '{left_out}' of {tmp_path} has no labels: its 3"):
+    with pytest.raises(DataError, match=f"split '{left_out}' of {tmp_path} is left out: its 3"):
         FolderSource(listing, f"{left_out}[:50%]", "photos")
+
+
+def test_splits_that_are_empty_or_have_other_capitals_are_said(tmp_path, caplog):
+    listing = list_images(tree(tmp_path / "capitals", "train/cat", "train/dog", "val/Cat"))
+    assert (listing.class_names, sizes(listing)) == (("cat", "dog"), {"train": 6})
+    assert "in Cat, which are no class folders of train (capitals count)" in caplog.text
+    root = tree(tmp_path / "empty", "train/cat", "train/dog")
+    (root / "val").mkdir()
+    (root / "val" / "labels.txt").write_text("0.png cat")
+    (root / "test" / "cat").mkdir(parents=True)
+    listing = list_images(root)
+    for split in ("val", "test"):
+        assert f"the split {split} is left out: it holds no image that is read" in caplog.text
+        with pytest.raises(DataError, match=f"split '{split}' of {root} is left out: it holds no"):
+            FolderSource(listing, split, "photos")
 
 
 def test_a_train_folder_without_classes_is_refused(tmp_path):

@@ -2,10 +2,11 @@
 
 - Folders named train and val, test, ... are splits; `split_folders`.
 - Folders are not classes if they all hold the same subfolders of images: they are splits with other
-  names, folds, domains, sites or years, or each class has its own splits. A folder train is no
-  class if its images are in subfolders. Single folders in between do not count.
+  names, folds, domains, sites or years, or each class has its own splits. As many folders without
+  subfolders may lie beside them. Neither is a folder train, or tr beside te, whose images are in
+  subfolders. Single folders in between do not count.
 - A split whose images are in none of the folders of the training classes has no labels. It is left
-  out.
+  out. If most of its folders are no training classes, it is an error.
 """
 
 import logging
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.split_names import split_of
+from vit_jax.data.sources.split_names import says_split, split_of
 from vit_jax.errors import DataError, first_few
 
 log = logging.getLogger(__name__)
@@ -104,34 +105,58 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
 
     `images` are those of each folder, relative to the root. Warns if many subfolders are the same.
     """
-    below = {place: _subfolders(place, inside) for place, inside in images.items() if inside}
-    mixed = {place for place in below if _holds_images(place, images[place])}
-    places = [place.removesuffix(".tar") for place in below]
-    counts = Counter(name for names in below.values() for name in names)
-    alike = first_few(sorted(counts), _MAX_NAMED)
-    train = [p for p in below.keys() - mixed if split_of(p) == "train" and len(below[p]) > 1]
-    if len(below) == 1:
-        within = images[next(iter(below))][0].name.split("/")[1:-1]
-        if any(split_of(name) == "train" for name in (*within, *counts)):
-            raise _layout_error(f"{root / places[0]} holds the folders {alike}, which")
-        if len(counts) > 1:
+    inside = {place: entries for place, entries in images.items() if entries}
+    if len(inside) == 1:
+        place, entries = next(iter(inside.items()))
+        names = _subfolders(place, entries)
+        within = entries[0].name.split("/")[1:-1]
+        if any(split_of(name) == "train" for name in (*within, *names)):
+            raise _layout_error(f"{root / _stem(place)} holds the folders {_alike(names)}, which")
+        if len(names) > 1:
             log.warning(
                 "%s: all images are of the one class %s; if %s are the classes, set data_dir to"
-                " that folder", root, places[0], alike,
+                " that folder", root, _stem(place), _alike(names),
             )  # fmt: skip
-    elif (
-        len(counts) > 1 and not mixed and all(len(names) == len(counts) for names in below.values())
-    ):
-        shown = first_few(places, _MAX_NAMED)
-        raise _layout_error(f"{root} has {shown}; all of them hold the folders {alike}; they")
-    elif train:
-        raise _layout_error(f"{root} has {train[0]} with the folders {alike}, which")
-    elif all(below.values()) and 2 * counts.total() > len(below) * len(counts) > len(below):
+        return
+    for split in dict.fromkeys(entries[0].split for entries in inside.values()):
+        _check_split(root, {p: e for p, e in inside.items() if e[0].split == split})
+
+
+def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None:
+    below = {place: _subfolders(place, entries) for place, entries in inside.items()}
+    nested = {place: names for place, names in below.items() if names}
+    counts = Counter(name for names in nested.values() for name in names)
+    places, alike = first_few([*map(_stem, nested)], _MAX_NAMED), _alike(counts)
+    # Folders without subfolders, such as docs or unlabeled, may lie beside the others.
+    most = 2 * len(nested) >= len(below) and len(counts) > 1
+    same = len(nested) > 1 and all(len(names) == len(counts) for names in nested.values())
+    splits = [place for place in below if says_split(_stem(place))]
+    named = [place for place in splits if len(below[place]) > 1]
+    if most and same and not any(_holds_images(place, inside[place]) for place in nested):
+        raise _layout_error(f"{root} has {places}; all of them hold the folders {alike}; they")
+    if named and (len(splits) > 1 or split_of(_stem(named[0])) == "train"):
+        names = _alike(below[named[0]])
+        raise _layout_error(f"{root} has {_stem(named[0])} with the folders {names}, which")
+    if len(nested) > 1 and 2 * counts.total() > len(nested) * len(counts) > len(nested):
         log.warning(
             "%s: %s are read as classes, but most of them hold the same folders (%s): are they"
             " splits, folds or domains?",
-            root, first_few(places, _MAX_NAMED), alike,
+            root, places, alike,
         )  # fmt: skip
+    elif most and len(nested) == 1:
+        log.warning(
+            "%s: %s is read as a class, but it holds the folders %s and others hold none: are"
+            " these the classes?",
+            root, places, alike,
+        )  # fmt: skip
+
+
+def _stem(place: str) -> str:
+    return place.removesuffix(".tar")
+
+
+def _alike(names: Iterable[str]) -> str:
+    return first_few(sorted(names), _MAX_NAMED)
 
 
 def _layout_error(got: str) -> DataError:
@@ -166,15 +191,31 @@ def _holds_images(place: str, images: Iterable[ImageEntry]) -> bool:
     return any("/" not in image.name[start:] for image in images if image.size != UNREADABLE)
 
 
-def splits_without_classes(images: Iterable[ImageEntry]) -> dict[str, str]:
-    """Returns the splits that have no class of the split train, and why they are left out."""
+def splits_without_classes(root: Path, images: Iterable[ImageEntry]) -> dict[str, str]:
+    """Returns the splits that have no class of the split train, and why they are left out.
+
+    Raises DataError for a split most of whose folders are no such classes; names the others.
+    """
     classes: dict[str, Counter[str]] = {}
     for image in images:
         classes.setdefault(image.split, Counter())[image.group] += 1
     known = classes.get("train", {}).keys()
-    return {
-        split: f"its {count.total():,} images are in"
-        f" {first_few(sorted(count), _MAX_NAMED)}, which are no class folders of train"
-        for split, count in classes.items()
-        if known and not known & count.keys()
-    }
+    left_out = {}
+    for split, count in classes.items():
+        unknown = _alike(count.keys() - known)
+        if not known & count.keys() and known:
+            folded = {name.casefold() for name in known}
+            hint = " (capitals count)" if any(name.casefold() in folded for name in count) else ""
+            left_out[split] = (
+                f"its {count.total():,} images are in {unknown}, which are no class folders of"
+                f" train{hint}"
+            )
+        elif known and 2 * len(count.keys() - known) > len(count):
+            raise DataError(
+                f"most classes of the split {split} of {root} are none of train: {unknown}",
+                _SPLITS,
+                _MOVE,
+            )
+        elif known and unknown:
+            log.warning("%s: the split %s has classes that train lacks: %s", root, split, unknown)
+    return left_out

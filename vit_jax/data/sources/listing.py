@@ -204,10 +204,12 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
         found = chosen
     else:
         check_classes(root, {group.place: inside.images for group, inside in rows})
-    unlabelled = splits_without_classes(found)
+    unlabelled = splits_without_classes(root, found)
     others += sum(image.split in unlabelled for image in found)
     found = [image for image in found if image.split not in unlabelled]
-    left_out |= unlabelled
+    there = {image.split for image in found}
+    empty = {split: "it holds no image that is read" for split, _ in bases if split not in there}
+    left_out = empty | left_out | unlabelled
     for split, reason in left_out.items():
         log.warning("%s: the split %s is left out: %s", root, split, reason)
     if unread:
