@@ -367,6 +367,10 @@ TOKENIZERS = [
     ("tokenizer.json", b"{}", {}, ("is damaged",)),
     ("vocab.txt", b"cat\ndog\n", {}, ("no [CLS]",)),
     ("vocab.json", b"{}", {}, ("cannot read", "merges.txt")),
+    *(
+        (name, LFS, {}, (f"{name} is a Git LFS pointer", "git lfs pull"))
+        for name in ("tokenizer.json", "words.model", "vocab.txt")
+    ),
     ("words.bin", b"", {}, ("words.bin as a tokenizer",)),
     ("", None, {}, ("no vocabulary in",)),
     ("gone.model", None, {}, ("no file", "gone.model")),

@@ -165,10 +165,20 @@ def test_a_train_folder_without_classes_is_refused(tmp_path):
 
 def test_formats_that_are_not_read_are_named_and_counted(tmp_path, caplog):
     tree(tmp_path, "a", "b")
-    for name in ("a/1.HEIC", "a/2.heif", "b/3.jxl", "b/4.nii.gz", "b/notes.txt", "5.dcm"):
+    for name in (
+        "a/1.HEIC",
+        "a/2.heif",
+        "b/3.jxl",
+        "b/4.nii.gz",
+        "b/notes.txt",
+        "5.dcm",
+        "a/6.mpo",
+    ):
         (tmp_path / name).write_bytes(b"")
-    assert list_images(tmp_path).num_skipped == 6
-    assert "that are not read: 2 HEIC, 1 DICOM, 1 JPEG XL, 1 NIfTI; convert them" in caplog.text
+    assert list_images(tmp_path).num_skipped == 7
+    assert (
+        "that are not read: 2 HEIC, 1 DICOM, 1 JPEG XL, 1 MPO, 1 NIfTI; convert them" in caplog.text
+    )
     for path in tmp_path.glob("a/*.png"):
         path.unlink()
     with pytest.raises(DataError, match="a holds no image; its images are of formats that are not"):
