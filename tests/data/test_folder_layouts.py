@@ -84,6 +84,15 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
         (("train/a", "train/b", "unlabeled"), "has train with the folders a, b, which look like"),
         (("train.tar", "val.tar"), "tar files of train, val, which look like splits"),
         (("set-train-0.tar", "set-train-1.tar", "set-val-0.tar"), "which look like splits"),
+        (
+            ("cat_train", "cat_test", "dogTrain", "dogTest"),
+            "folders or tar files of test, train, w",
+        ),
+        (
+            ("train/a", "train/b", "train/val/a", "train/val/b"),
+            "has train/val with the folders a, b",
+        ),
+        (("a", "B", "augmented/A", "augmented/b"), "has augmented with the folders a, b, which"),
         (("Train/a", "training/a", "val/a"), "Train and training, which are both the split train"),
     ],
 )
@@ -229,6 +238,10 @@ def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
     for i in range(2):
         write_tar(tmp_path / "shards" / f"x-{i:05}.tar", {"0.png": IMAGE, "0.txt": b"a cat"})
     list_images(tmp_path / "shards")
+    for name in ("test_list.txt", "validation.csv", "training.txt"):
+        (tmp_path / "images" / name).write_text("")
+    list_images(tmp_path / "images")
+    assert "train; test_list.txt, validation.csv may list images that are held out" in caplog.text
     for words in ("such as stray.png", "only by capitals", "each tar file is one class"):
         assert words in caplog.text
 
@@ -271,6 +284,7 @@ HELD_OUT = [
     ("split,is_valid", ("train,0", "dev,1", "test,0"), {"train": 1, "dev": 1, "test": 1}),
     ("split,test_result", ("train,+", "val,-", "train,-"), {"train": 2, "val": 1}),
     ("lang,lr,training_time_s,test_score", ("tr,te,0.5,1e-1", "en,,1,2", "de,x,2,3"), {"train": 3}),
+    ("data_set,photoSet,contest", ("0,0,a", "1,1,b", "0,1,c"), {"train": 3}),
     ("device,folder,latest,interval", ("0,0,0,0", "1,1,1,1", "0,1,0,1"), {"train": 3}),
     ("fold,split", ("0,train", "1,mine", "2,train"), {"train": 2, "mine": 1}),
     ("note,valuation,vehicle", ("val,1,train", "x,0,car", "y,1,bus"), {"train": 3}),
@@ -410,6 +424,20 @@ def test_an_image_without_the_label_that_others_have_is_an_error(tmp_path, one, 
         DataError, match=r"(b|img.06).png has no label; expected a \.(cls|json) file"
     ):
         classes_of(tmp_path, s0=one, s1=two)
+
+
+def test_shards_are_named_like_their_split(tmp_path):
+    for place in ("train/train-000", "train/train-001", "val/val-000"):
+        members = {f"{i}.png": IMAGE for i in range(2)} | {f"{i}.cls": b"%d" % i for i in range(2)}
+        write_tar(tmp_path / "good" / f"{place}.tar", members | {f"{i}.txt": b"" for i in range(2)})
+    assert sizes(list_images(tmp_path / "good")) == {"train": 4, "val": 2}
+    listing = list_captioned(tmp_path / "good", ("caption",)).images
+    assert sizes(listing) == {"train": 4, "val": 2}
+    for name in ("cc3m-train-000.tar", "cc3m-val-000.tar"):
+        write_tar(tmp_path / "bad" / name, {"0.png": IMAGE, "0.txt": b"a cat"})
+    for open_it in (list_images, lambda path: list_captioned(path, ("caption",))):
+        with pytest.raises(DataError, match="tar files of train, val, which look like splits"):
+            open_it(tmp_path / "bad")
 
 
 def test_keys_with_dots_have_captions(tmp_path):

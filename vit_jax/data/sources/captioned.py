@@ -27,7 +27,7 @@ from vit_jax.data.image_formats import HOW_TO_CONVERT, counted, is_image, unread
 from vit_jax.data.progress import track
 from vit_jax.data.sources.base import Example, bucket_error, hash_of
 from vit_jax.data.sources.folder import FolderSource
-from vit_jax.data.sources.folder_layout import list_children
+from vit_jax.data.sources.folder_layout import check_names, list_children
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
 from vit_jax.data.sources.image_table import read_csv, read_jsonl, split_cells
 from vit_jax.data.sources.listing import Listing, list_named, make_listing
@@ -201,6 +201,7 @@ def _list_tars(
         groups = [(f, f"{f}/{name}") for f in folders for name in list_children(root, files, f)[1]]
     if not groups:
         raise DataError(f"no tar files in {root}", _LAYOUTS, "set data.data_dir")
+    check_names(root, groups)
     found: list[ImageEntry] = []
     places: dict[str, _Place] = {}
     others, unread = 0, Counter[str]()

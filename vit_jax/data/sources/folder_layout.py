@@ -4,26 +4,25 @@
 - Folders are not classes if they all hold the same subfolders of images: they are splits with other
   names, folds, domains, sites or years, or each class has its own splits. As many folders without
   subfolders may lie beside them. Neither is a folder train, or tr beside te, whose images are in
-  subfolders. Single folders in between do not count.
+  subfolders, nor one whose subfolders have the names of the folders beside it. Single folders in
+  between do not count.
 - A split whose images are in none of the folders of the training classes has no labels. It is left
   out. If most of its folders are no training classes, it is an error.
 """
 
 import logging
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from vit_jax.data.image_formats import is_image
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.split_names import says_split, split_of
+from vit_jax.data.sources.split_names import says_split, split_of, splits_within
 from vit_jax.errors import DataError, first_few
 
 log = logging.getLogger(__name__)
 
-# A shard of a split, such as imagenet-val-000001.
-_SPLIT_SHARD = re.compile(r"(?:^|.*[ _.-])(train|val|valid|validation|dev|eval|test)(?![a-z]).*")
 _MAX_NAMED = 5
 _SPLITS = "the folders train and, e.g., val and test, each with one subfolder or tar file a class"
 _MOVE = (
@@ -86,18 +85,36 @@ def list_children(
     return kept, [name for name in others if name.endswith(".tar")]
 
 
-def check_tar_names(root: Path, places: Sequence[str]) -> None:
-    """Raises DataError if tar files would be classes and look like shards of splits."""
-    stems = [place.rpartition("/")[2].removesuffix(".tar").lower() for place in places]
-    found = [match and match[1] for match in map(_SPLIT_SHARD.fullmatch, stems)]
-    splits = {split for split in found if split}
-    if len(splits) > 1 and None not in found:
-        raise DataError(
-            f"{root} has tar files of {', '.join(sorted(splits))}, which look like splits, and not"
-            " like classes",
-            "the tar files of each split in a folder of its own, train, val or test",
-            "move them, or list the images in a CSV file of path,label,split",
-        )
+def check_names(root: Path, places: Iterable[tuple[str, str]]) -> None:
+    """Raises DataError if folders or tar files of a split are named like splits.
+
+    Shards of splits are, such as imagenet-val-000001, and so are cat_train and cat_test. `places`
+    are (split, path).
+    """
+    by_split: dict[str, list[set[str]]] = {}
+    for split, place in places:
+        named = splits_within(_stem(place.rpartition("/")[2]))
+        by_split.setdefault(split, []).append(named)
+    for found in by_split.values():
+        splits = sorted(set[str]().union(*found))
+        if len(splits) > 1 and all(found):
+            raise DataError(
+                f"{root} has folders or tar files of {', '.join(splits)}, which look like splits,"
+                " and not like classes",
+                "those of each split in a folder of its own, train, val or test",
+                "move them, or list the images in a CSV file of path,label,split",
+            )
+
+
+def warn_of_lists(root: Path, files: Sequence[str]) -> None:
+    """Warns of files beside the class folders whose names say that they list held-out images."""
+    lists = [name for name in files if splits_within(name) - {"train"} and not is_image(name)]
+    if lists:
+        log.warning(
+            "%s: all images are in the split train; %s may list images that are held out: to use"
+            " them, write a CSV file of path,label,split",
+            root, first_few(lists, _MAX_NAMED),
+        )  # fmt: skip
 
 
 def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> None:
@@ -132,9 +149,12 @@ def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None
     same = len(nested) > 1 and all(len(names) == len(counts) for names in nested.values())
     splits = [place for place in below if says_split(_stem(place))]
     named = [place for place in splits if len(below[place]) > 1]
+    beside = {_fold(_stem(place).rpartition("/")[2]) for place in below}
+    copies = [place for place, names in nested.items() if len(names) > 1 and names <= beside]
     if most and same and not any(_holds_images(place, inside[place]) for place in nested):
         raise _layout_error(f"{root} has {places}; all of them hold the folders {alike}; they")
-    if named and (len(splits) > 1 or split_of(_stem(named[0])) == "train"):
+    if copies or (named and (len(splits) > 1 or split_of(_stem(named[0])) == "train")):
+        named = copies or named
         names = _alike(below[named[0]])
         raise _layout_error(f"{root} has {_stem(named[0])} with the folders {names}, which")
     if len(nested) > 1 and 2 * counts.total() > len(nested) * len(counts) > len(nested):
@@ -178,11 +198,15 @@ def _subfolders(place: str, images: Iterable[ImageEntry]) -> set[str]:
         first = {folder.partition("/")[0] for folder in folders}
         if "" in first:
             break
-        found = {unicodedata.normalize("NFC", name).casefold() for name in first}
+        found = set(map(_fold, first))
         if len(first) > 1:
             break
         folders = {folder.partition("/")[2] for folder in folders}
     return found
+
+
+def _fold(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _holds_images(place: str, images: Iterable[ImageEntry]) -> bool:

@@ -50,10 +50,11 @@ from vit_jax.data.progress import track
 from vit_jax.data.sources.base import bucket_error
 from vit_jax.data.sources.folder_layout import (
     check_classes,
-    check_tar_names,
+    check_names,
     list_children,
     split_folders,
     splits_without_classes,
+    warn_of_lists,
 )
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
 from vit_jax.data.sources.image_table import read_csv, split_cells
@@ -162,8 +163,9 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
     bases = split_folders(root, files)
     groups = _groups_in(root, files, bases)
     packed = bool(groups) and not files.is_folder(groups[0].place)
-    if packed:
-        check_tar_names(root, [group.place for group in groups])
+    check_names(root, [(group.split, group.place) for group in groups])
+    if bases == [("train", "")]:
+        warn_of_lists(root, files.children("")[1])
     # Several tar files of a bucket at a time.
     with ThreadPoolExecutor(_THREADS if files.remote else 1) as pool:
         listed = pool.map(lambda group: _list_group(root, files, group), groups)

@@ -51,7 +51,8 @@ _UNCLEAR = re.compile("val|valid|dev|eval|.*valid(?!ation|$).*")
 # Anywhere in the name of a column, and as words of it.
 _STRONG = re.compile("split|subset|partition|kfold|crossval|xval|holdout|heldout")
 _STRONG_WORDS = re.compile("folds?|cv")
-_WEAK_WORDS = re.compile(f"{_ASKED}|phase|usage|tvt|(?:image)?set")
+_WEAK_WORDS = re.compile(f"{_ASKED}|phase|usage|tvt")
+_SET = re.compile("(?:image|img)?set(?:name|id|type)?")  # not data_set
 # A name of nothing but such words, without signs between them.
 _ALL_WORDS = re.compile(f"(?:{_AROUND}|{_ASKED}|folds?|cv|phase|usage)+")
 _YES = ("1", "1.0", "true", "t", "yes", "y")
@@ -71,6 +72,11 @@ def split_of(name: str) -> str | None:
 def says_split(name: str) -> bool:
     """Whether a name stands for a split, also as an abbreviation such as tr."""
     return (_split_of_cell(name) or _SHORT.get(_letters(name))) is not None
+
+
+def splits_within(name: str) -> set[str]:
+    """Returns the splits among the words of a name, such as test for cat_test."""
+    return set(filter(None, map(_split_of_cell, _words(name))))
 
 
 def read_splits(
@@ -136,7 +142,7 @@ def _says_by_name(column: str, values: set[str]) -> bool:
         return False
     if _STRONG.search(letters) or any(map(_STRONG_WORDS.fullmatch, words)):
         return True
-    weak = any(map(_WEAK_WORDS.fullmatch, words))
+    weak = any(map(_WEAK_WORDS.fullmatch, words)) or _SET.fullmatch(letters)
     together = _ALL_WORDS.fullmatch(letters) and re.search(f"{_ASKED}|fold|cv|phase|usage", letters)
     return bool(weak or together) and len(values) <= _FEW
 
@@ -148,9 +154,9 @@ def _says_by_values(splits: Mapping[str, str | None]) -> bool:
         return True
     if len(texts) > _FEW:
         return False
-    within = [{_split_of_cell(word) for word in _words(text)} - {None} for text in texts]
+    within = list(map(splits_within, texts))
     short = len(texts) > 1 and all(text.strip().casefold() in _SHORT for text in texts)
-    return short or (all(within) and len(set[str | None]().union(*within)) > 1)
+    return short or (all(within) and len(set[str]().union(*within)) > 1)
 
 
 def _split_of_cell(text: str) -> str | None:
