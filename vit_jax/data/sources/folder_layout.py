@@ -147,16 +147,16 @@ def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None
     # Folders without subfolders, such as docs or unlabeled, may lie beside the others.
     most = 2 * len(nested) >= len(below) and len(counts) > 1
     same = len(nested) > 1 and all(len(names) == len(counts) for names in nested.values())
-    splits = [place for place in below if says_split(_stem(place))]
-    named = [place for place in splits if len(below[place]) > 1]
-    beside = {_fold(_stem(place).rpartition("/")[2]) for place in below}
-    copies = [place for place, names in nested.items() if len(names) > 1 and names <= beside]
     if most and same and not any(_holds_images(place, inside[place]) for place in nested):
         raise _layout_error(f"{root} has {places}; all of them hold the folders {alike}; they")
-    if copies or (named and (len(splits) > 1 or split_of(_stem(named[0])) == "train")):
-        named = copies or named
-        names = _alike(below[named[0]])
-        raise _layout_error(f"{root} has {_stem(named[0])} with the folders {names}, which")
+    splits = [place for place in below if says_split(_stem(place))]
+    beside = {_fold(_stem(place).rpartition("/")[2]) for place in below}
+    for place, names in nested.items():
+        is_split = split_of(_stem(place)) == "train" or (place in splits and len(splits) > 1)
+        if len(names) > 1 and (is_split or names <= beside):
+            raise _layout_error(
+                f"{root} has {_stem(place)} with the folders {_alike(names)}, which"
+            )
     if len(nested) > 1 and 2 * counts.total() > len(nested) * len(counts) > len(nested):
         log.warning(
             "%s: %s are read as classes, but most of them hold the same folders (%s): are they"

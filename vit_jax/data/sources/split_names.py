@@ -5,11 +5,11 @@ variants such as Training, test_set, 01_val, train2017 and seg_train.
 
 Lines of a table: the column `split` says which split an image is in. Another column says it if
 
-- its name does: one of its words is split, fold, partition and the like (`_STRONG`), or a split,
-  phase, usage and the like (`_WEAK`). Not if its cells are measured numbers, or, for a weak word,
-  more than ten different texts, such as those of training_time_s and test_id;
-- or its values do: half of them name splits, or two different splits, one of them train, or a few
-  values have names of two splits in them, such as web_train and web_val.
+- its name does: one of its words is split, fold, partition and the like, or train, test, phase and
+  the like. Not if its cells are numbers with fractions, such as those of training_time_s, or, for
+  words such as test, more than ten different texts, such as those of test_id;
+- or its values do: half of them name splits, or two name different splits, one of them train, or
+  there are a few values with names of two splits in them, such as web_train and web_val.
 
 Such a column is read if each cell names a split, or if its name asks a question (is_valid) and each
 cell is an answer (0 or 1, False or True, no or yes). An image is then in the split of which the
@@ -48,13 +48,11 @@ _AROUND = (
 _QUESTION = re.compile(f"(?:{_AROUND}|{_ASKED})+")
 # Without "is", valid and val may also mean intact and value.
 _UNCLEAR = re.compile("val|valid|dev|eval|.*valid(?!ation|$).*")
-# Anywhere in the name of a column, and as words of it.
+# Anywhere in the name of a column; a word of it; all that it consists of, without signs between.
 _STRONG = re.compile("split|subset|partition|kfold|crossval|xval|holdout|heldout")
-_STRONG_WORDS = re.compile("folds?|cv")
-_WEAK_WORDS = re.compile(f"{_ASKED}|phase|usage|tvt")
+_WORD = re.compile(f"{_ASKED}|folds?|cv|phase|usage|tvt")
+_ALL_WORDS = re.compile(f"(?:{_AROUND}|{_WORD.pattern})+")
 _SET = re.compile("(?:image|img)?set(?:name|id|type)?")  # not data_set
-# A name of nothing but such words, without signs between them.
-_ALL_WORDS = re.compile(f"(?:{_AROUND}|{_ASKED}|folds?|cv|phase|usage)+")
 _YES = ("1", "1.0", "true", "t", "yes", "y")
 _NO = ("0", "0.0", "false", "f", "no", "n")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
@@ -140,11 +138,11 @@ def _says_by_name(column: str, values: set[str]) -> bool:
     words, letters = set(_words(column)), _letters(column)
     if all(map(_NUMBER.fullmatch, values)) and any(float(value) % 1 for value in values):
         return False
-    if _STRONG.search(letters) or any(map(_STRONG_WORDS.fullmatch, words)):
+    if _STRONG.search(letters) or words & {"fold", "folds", "cv"}:
         return True
-    weak = any(map(_WEAK_WORDS.fullmatch, words)) or _SET.fullmatch(letters)
-    together = _ALL_WORDS.fullmatch(letters) and re.search(f"{_ASKED}|fold|cv|phase|usage", letters)
-    return bool(weak or together) and len(values) <= _FEW
+    says = any(map(_WORD.fullmatch, words)) or _SET.fullmatch(letters)
+    together = _ALL_WORDS.fullmatch(letters) and _WORD.search(letters)
+    return bool(says or together) and len(values) <= _FEW
 
 
 def _says_by_values(splits: Mapping[str, str | None]) -> bool:
