@@ -164,6 +164,7 @@ LISTS = [
         held_out("split", "train", ""),
         ("line 3 of", "has the split ''", "such as train, val or test"),
     ),
+    (held_out("split", "train", "NaN"), ("line 3 of", "has the split 'NaN'")),
     (
         held_out("split", "train,val"),
         ("line 2 of", "has 4 values; expected 3, one for each of path,label,split"),

@@ -71,6 +71,10 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
             ("train/f0/a", "train/f0/b", "train/f1/a", "train/f1/b", "val/a", "val/b"),
             "f0, train/f1",
         ),
+        (
+            ("train/images/a", "train/images/b", "val/images/a"),
+            "has train/images with the folders a",
+        ),
         (("art/a", "art/b", "photo/a", "photo/b", "docs"), "art, photo; all of them hold"),
         (("source/a", "source/b", "target/a", "target/b", "unlabeled_target", "x"), "source, targ"),
         (("tr/a", "tr/b", "te"), "has tr with the folders a, b, which look like"),
@@ -241,6 +245,9 @@ def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
     for name in ("test_list.txt", "validation.csv", "training.txt"):
         (tmp_path / "images" / name).write_text("")
     list_images(tmp_path / "images")
+    tree(tmp_path / "train_only", "train/a", "train/b").joinpath("val.txt").write_text("")
+    list_images(tmp_path / "train_only")
+    assert "train; val.txt may list images that are held out" in caplog.text
     assert "train; test_list.txt, validation.csv may list images that are held out" in caplog.text
     for words in ("such as stray.png", "only by capitals", "each tar file is one class"):
         assert words in caplog.text
@@ -308,12 +315,13 @@ def test_columns_of_many_texts_are_not_read_and_folders_named_like_splits_are_sa
     for place in ("train/x", "test/y"):
         tree(tmp_path, place)
     names = [f"{place}/{i}.png" for place in ("train/x", "test/y") for i in range(3)]
-    lines = [f"{names[i % 6]},a,{i},{i}" for i in range(11)]
+    lines = [f"{names[i % 6]},a,{i},http://x/{names[i % 6]}{i}" for i in range(11)]
     (tmp_path / "it.csv").write_text("\n".join(["path,label,test_id,", *lines]))
     with caplog.at_level(logging.INFO):
         assert sizes(list_images(tmp_path / "it.csv")) == {"train": 11}
     assert "columns that are not read: test_id, column 4" in caplog.text
-    assert "are in the split train, but their folders are named train, test: is a" in caplog.text
+    for name in ("path", "column 4"):
+        assert f"train, but folders in the column {name} are named train, test" in caplog.text
 
 
 def test_captions_have_the_same_columns_of_splits(tmp_path):

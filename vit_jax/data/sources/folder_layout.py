@@ -153,7 +153,8 @@ def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None
     beside = {_fold(_stem(place).rpartition("/")[2]) for place in below}
     for place, names in nested.items():
         is_split = split_of(_stem(place)) == "train" or (place in splits and len(splits) > 1)
-        if len(names) > 1 and (is_split or names <= beside):
+        is_only = len(below) == 1 and place.startswith("train/")
+        if len(names) > 1 and (is_split or is_only or names <= beside):
             raise _layout_error(
                 f"{root} has {_stem(place)} with the folders {_alike(names)}, which"
             )

@@ -14,6 +14,7 @@ from vit_jax.storage.files import LFS_FIX, LFS_POINTER, is_lfs_pointer, parse_js
 log = logging.getLogger(__name__)
 
 _MAX_NAMED = 10
+_EMPTY = ("", "nan", "none", "null", "n/a", "na")
 
 
 class Table(NamedTuple):
@@ -100,7 +101,7 @@ def split_cells(path: Path, table: Table, image: str, label: str) -> list[str]:
         is_split = name.strip().casefold() == "split"
         cells = [row.get(name, "train" if is_split else None) for row in table.rows]
         for line, cell in zip(table.lines, cells, strict=True):
-            if is_split and not (isinstance(cell, str) and cell.strip()):
+            if is_split and (not isinstance(cell, str) or cell.strip().casefold() in _EMPTY):
                 raise DataError(
                     f"line {line} of {path} has the {name} {cell!r}",
                     "the name of a split, such as train, val or test",
@@ -112,13 +113,14 @@ def split_cells(path: Path, table: Table, image: str, label: str) -> list[str]:
     if unread:
         log.info("%s: columns that are not read: %s", path, first_few(unread, _MAX_NAMED))
     if found is None:
-        folders = splits_in_paths([str(row.get(image)) for row in table.rows])
-        if len(folders) > 1:
-            log.warning(
-                "%s: all images are in the split train, but their folders are named %s: is a"
-                " column split missing?",
-                path, ", ".join(folders),
-            )  # fmt: skip
+        for name in (image, *unread):
+            folders = splits_in_paths([str(row.get(name)) for row in table.rows])
+            if len(folders) > 1:
+                log.warning(
+                    "%s: all images are in the split train, but folders in the column %s are named"
+                    " %s: is a column split missing?",
+                    path, name, ", ".join(folders),
+                )  # fmt: skip
         return ["train"] * len(table.rows)
     counts = ", ".join(f"{split} {found.count(split):,}" for split in dict.fromkeys(found))
     log.info("%s: splits by the column %s: %s", path, " and ".join(read), counts)

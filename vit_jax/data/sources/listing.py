@@ -164,7 +164,7 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
     groups = _groups_in(root, files, bases)
     packed = bool(groups) and not files.is_folder(groups[0].place)
     check_names(root, [(group.split, group.place) for group in groups])
-    if bases == [("train", "")]:
+    if len(bases) == 1:
         warn_of_lists(root, files.children("")[1])
     # Several tar files of a bucket at a time.
     with ThreadPoolExecutor(_THREADS if files.remote else 1) as pool:
