@@ -117,13 +117,13 @@ def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_
     with pytest.raises(DataError, match="art, photo; all of them hold the folders cat, dog"):
         list_images(tmp_path / "tars")
     list_images(tree(tmp_path / "sites", "s0/a", "s0/b", "s1/a", "s1/b", "s2/b"))
-    assert "s0, s1, s2 are read as classes, but most of them hold the same" in caplog.text
+    assert "are inside: s0, s1, s2; are these splits, folds or domains?" in caplog.text
     list_images(tree(tmp_path / "stray", "p/a", "p/b", "q/a", "q/b", "q"))
-    assert "p, q are read as classes, but most of them hold the same" in caplog.text
+    assert "are inside: p, q; are these splits, folds or domains?" in caplog.text
     list_images(tree(tmp_path / "few", "cat/a", "cat/b", "dog/a", "dog/b", *"pqr"))
-    assert "cat, dog are read as classes, but most of them hold the same" in caplog.text
+    assert "are inside: cat, dog; are these splits, folds or domains?" in caplog.text
     list_images(tree(tmp_path / "flat", "labelled/a", "labelled/b", "unlabelled"))
-    assert "labelled is read as a class, but it holds the folders a, b and" in caplog.text
+    assert "read as classes, although the folders a, b are inside: labelled; are" in caplog.text
     list_images(tree(tmp_path / "open", "train/a", "train/b", "val/a", "val/c"))
     assert "the split val has classes that train lacks: c" in caplog.text
     list_images(tree(tmp_path / "one", "photos/cat", "photos/dog"))

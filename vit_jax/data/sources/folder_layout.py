@@ -158,17 +158,12 @@ def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None
             raise _layout_error(
                 f"{root} has {_stem(place)} with the folders {_alike(names)}, which"
             )
-    if len(nested) > 1 and 2 * counts.total() > len(nested) * len(counts) > len(nested):
+    similar = len(nested) > 1 and 2 * counts.total() > len(nested) * len(counts) > len(nested)
+    if similar or (most and len(nested) == 1):
         log.warning(
-            "%s: %s are read as classes, but most of them hold the same folders (%s): are they"
-            " splits, folds or domains?",
-            root, places, alike,
-        )  # fmt: skip
-    elif most and len(nested) == 1:
-        log.warning(
-            "%s: %s is read as a class, but it holds the folders %s and others hold none: are"
-            " these the classes?",
-            root, places, alike,
+            "%s: read as classes, although the folders %s are inside: %s; are these splits, folds"
+            " or domains?",
+            root, alike, places,
         )  # fmt: skip
 
 
@@ -228,12 +223,11 @@ def splits_without_classes(root: Path, images: Iterable[ImageEntry]) -> dict[str
     left_out = {}
     for split, count in classes.items():
         unknown = _alike(count.keys() - known)
-        if not known & count.keys() and known:
-            folded = {name.casefold() for name in known}
-            hint = " (capitals count)" if any(name.casefold() in folded for name in count) else ""
+        if known and not known & count.keys():
+            same = {*map(_fold, known)} & {*map(_fold, count)}
             left_out[split] = (
                 f"its {count.total():,} images are in {unknown}, which are no class folders of"
-                f" train{hint}"
+                f" train{' (capitals count)' if same else ''}"
             )
         elif known and 2 * len(count.keys() - known) > len(count):
             raise DataError(

@@ -14,7 +14,8 @@ from vit_jax.storage.files import LFS_FIX, LFS_POINTER, is_lfs_pointer, parse_js
 log = logging.getLogger(__name__)
 
 _MAX_NAMED = 10
-_EMPTY = ("", "nan", "none", "null", "n/a", "na")
+# Texts for a value that is not there.
+MISSING = ("nan", "none", "null", "n/a", "#n/a", "na", "<na>", "nat")
 
 
 class Table(NamedTuple):
@@ -101,7 +102,9 @@ def split_cells(path: Path, table: Table, image: str, label: str) -> list[str]:
         is_split = name.strip().casefold() == "split"
         cells = [row.get(name, "train" if is_split else None) for row in table.rows]
         for line, cell in zip(table.lines, cells, strict=True):
-            if is_split and (not isinstance(cell, str) or cell.strip().casefold() in _EMPTY):
+            if is_split and (
+                not isinstance(cell, str) or cell.strip().casefold() in ("", *MISSING)
+            ):
                 raise DataError(
                     f"line {line} of {path} has the {name} {cell!r}",
                     "the name of a split, such as train, val or test",

@@ -57,16 +57,15 @@ from vit_jax.data.sources.folder_layout import (
     warn_of_lists,
 )
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.image_table import read_csv, split_cells
+from vit_jax.data.sources.image_table import MISSING, read_csv, split_cells
 from vit_jax.data.sources.tar_files import labelled, labels_in, tar_members
 from vit_jax.errors import DataError, first_few
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.paths import user_path
 
-# Labels that are the same if they are equal as numbers, and texts for a label that is not there.
+# Labels that are the same if they are equal as numbers.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
-_MISSING = ("nan", "none", "null", "n/a", "#n/a", "na", "<na>", "nat")
 _MAX_NAMED = 5
 # A shard of any kind.
 _SHARD = re.compile(r".*\d{3,}")
@@ -322,7 +321,7 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
         number = _NUMBER.fullmatch(plain)
         alike.setdefault(float(plain) if number else plain, []).append(name)
     twice = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
-    missing = [repr(name) for name in classes if name.strip().casefold() in _MISSING]
+    missing = [repr(name) for name in classes if name.strip().casefold() in MISSING]
     warnings = []
     if twice:
         warnings.append(

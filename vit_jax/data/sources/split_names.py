@@ -59,6 +59,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 _MAX_NAMED = 5
 # Different values of a column that may say what is held out; more are names of files, or numbers.
 _FEW = 10
+_LONGEST = 40  # name of a split
 
 
 def split_of(name: str) -> str | None:
@@ -87,17 +88,19 @@ def read_splits(
     """
     named: dict[str, list[tuple[str, bool]]] = {}  # Whether each line is in some split.
     asked: dict[str, list[tuple[str, bool]]] = {}
-    own = next((column for column in columns if column.casefold() == "split"), None)
+    own = next((column for column in columns if column.strip().casefold() == "split"), None)
     for column in sorted(columns, key=lambda column: column != own):
         values = {text: text.strip().casefold() for text in set(columns[column])}
         by_name = _says_by_name(column, {value for value in values.values() if value})
         if column == own:
             splits = {text: split_of(text) or text.strip() for text in values}
+        elif own is not None and not by_name:
+            continue
         else:
             short = _SHORT if by_name else {}
             splits = {text: _split_of_cell(text) or short.get(values[text]) for text in values}
         question = _asked_split(column)
-        if None not in splits.values() and (by_name or own is None):
+        if None not in splits.values():
             named[column] = [(splits[text] or "", True) for text in columns[column]]
         elif question and set(values.values()) <= {*_YES, *_NO}:
             asked[column] = [(question, values[text] in _YES) for text in columns[column]]
@@ -136,13 +139,13 @@ def splits_in_paths(names: Sequence[str]) -> list[str]:
 
 def _says_by_name(column: str, values: set[str]) -> bool:
     words, letters = set(_words(column)), _letters(column)
-    if all(map(_NUMBER.fullmatch, values)) and any(float(value) % 1 for value in values):
-        return False
-    if _STRONG.search(letters) or words & {"fold", "folds", "cv"}:
-        return True
+    strong = _STRONG.search(letters) or words & {"fold", "folds", "cv"}
     says = any(map(_WORD.fullmatch, words)) or _SET.fullmatch(letters)
     together = _ALL_WORDS.fullmatch(letters) and _WORD.search(letters)
-    return bool(says or together) and len(values) <= _FEW
+    if not strong and (not (says or together) or len(values) > _FEW):
+        return False
+    numbers = all(map(_NUMBER.fullmatch, values))
+    return not numbers or all(float(value) % 1 == 0 for value in values)
 
 
 def _says_by_values(splits: Mapping[str, str | None]) -> bool:
@@ -158,6 +161,8 @@ def _says_by_values(splits: Mapping[str, str | None]) -> bool:
 
 
 def _split_of_cell(text: str) -> str | None:
+    if len(text) > _LONGEST:  # Taking long texts apart takes time.
+        return None
     return split_of(text) or _CELLS.get(_letters(text))
 
 
