@@ -258,6 +258,12 @@ def test_a_selection_that_is_older_than_its_candidates_is_named(tmp_path, caplog
     selected = dict(zip(rows[0], rows[2], strict=True))["selected"]
     assert selected == "lr=1 (older than its candidates: lr=4 has 0.75)"
     assert "lr=4 has 0.75; run the sweep again" in caplog.text
+    # Not once it is removed from the sweep.
+    names = ["search/a/lr=1", "search/a/lr=2", "final/0", "final/1"]
+    write(tmp_path, sweep={"jobs": names})
+    assert main(["report", str(tmp_path)]) == 0
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Selected settings")
+    assert dict(zip(rows[0], rows[2], strict=True))["selected"] == "lr=1"
     # A table of a metric that only the candidates have shows them.
     asked = "--table=rows=optimizer.learning_rate,columns=dataset,metric=eval/dev/accuracy_top1"
     assert main(["report", str(tmp_path), asked]) == 0

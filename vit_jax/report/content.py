@@ -134,7 +134,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
     csv = overview.runs_csv(found, frame)
     tables = (
         overview.models_table(frame),
-        overview.selections_table(frame, scores),
+        overview.selections_table(found, frame, scores),
         missing,
         overview.all_runs_table(frame, csv, scores),
         overview.hardware_table(frame),
