@@ -1,10 +1,13 @@
 import json
+import re
 
+import numpy as np
+import pandas as pd
 import pytest
 from report.fake_runs import config, result, write
 
 from vit_jax.errors import ConfigError
-from vit_jax.report import vtab
+from vit_jax.report import intervals, vtab
 from vit_jax.report.defaults import default_plots, default_tables
 from vit_jax.report.differences import difference_table
 from vit_jax.report.drawing import draw
@@ -149,6 +152,50 @@ def test_without_a_source_of_uncertainty_nothing_is_certain(tmp_path):
         assert {model for model, _ in best(table)} == {"B"}
         (row,) = difference_table(request, table).rows
         assert row[1].text.endswith("(uncertainty not known)")
+
+
+def test_means_with_and_without_known_images_are_not_compared(tmp_path):
+    """Images of A are known, B and C have seeds alone: their means lack the images' uncertainty."""
+    top5 = "eval/test/accuracy_top5"
+    for model, low, more in (("A", 0.50, {"eval/test/examples": 400}), ("B", 0.60, {}),
+                             ("C", 0.70, {})):  # fmt: skip
+        for seed in (0, 1):
+            figures = {top5: low + 0.01 * seed, **more}
+            put(tmp_path, f"{model}-{seed}", figures, model=model, dataset="x", seed=seed)
+    request = TableRequest(metric=top5, against="A", margin=0.5)
+    table = score_table(request, read(tmp_path))
+    assert table.notes[0] == (
+        "Percent. Means of n = 2 runs [95 % interval over 400 test images and seeds; images are"
+        " not paired; over seeds alone: x B, x C]."
+    )
+    rows = difference_table(request, table).rows
+    assert [row[1].text for row in rows] == [
+        "10.00 (uncertainty not known)",
+        "20.00 (uncertainty not known)",
+    ]
+    (_, row) = difference_table(request.replace(against="B", margin=None), table).rows
+    # The difference of two draws of Student's t with three degrees of freedom, times 0.5 points.
+    low, high = map(float, re.findall(r"[\d.]+", row[1].text)[1:])
+    assert (low, high) == pytest.approx((10 - 2.30, 10 + 2.30), abs=0.15)
+    assert row[1].text.endswith("better")
+
+
+def test_a_mean_over_datasets_has_the_sources_that_all_of_them_have():
+    drawn = pd.DataFrame(
+        {
+            "draws": [np.zeros(3)] * 3,
+            "images": [400, 0, 100],
+            "paired": "",
+            "freedom": 2,
+            "pooled": 2,
+            "source": ["images and seeds", "seeds", "images"],
+        },
+        index=pd.MultiIndex.from_tuples([("x", "A"), ("y", "A"), ("z", "A")]),
+    )
+    sets = {"xy": ["x", "y"], "yz": ["y", "z"], "xz": ["x", "z"]}
+    means = intervals.draw_means_over(sets, drawn, [(name, "A") for name in sets])
+    assert [*means["source"]] == ["seeds", "", "images"]
+    assert [*means["images"]] == [0, 0, 500]
 
 
 def test_a_class_named_like_a_deviation_or_a_number_is_a_class(tmp_path):
