@@ -269,6 +269,13 @@ def test_a_selection_that_is_older_than_its_candidates_is_named(tmp_path, caplog
     assert main(["report", str(tmp_path), asked]) == 0
     rows = table((tmp_path / "report" / "report.md").read_text(), "Top-1 accuracy, dev")
     assert [row[0] for row in rows[2:5]] == ["1", "2", "4"]
+    # So does a plot, and a table of the candidates where the final runs have the metric, too.
+    assert main(["report", str(tmp_path), "--plot=x=name,y=eval/dev/accuracy_top1"]) == 0
+    figures = result(0.5, 400) | {"eval/dev/accuracy_top1": 0.9}
+    write(tmp_path / "jobs" / "final" / "0", result=figures)
+    assert main(["report", str(tmp_path), f"{asked},where.stage=search"]) == 0
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Top-1 accuracy, dev")
+    assert [row[:2] for row in rows[2:5]] == [["1", "50.00"], ["2", "25.00"], ["4", "**75.00**"]]
 
 
 WRONG = {

@@ -138,7 +138,9 @@ def _same_sweep(found: Runs, run: Run) -> list[Run]:
 
 def _job_names(sweep: Mapping[str, Any]) -> list[str]:
     """Returns the names of the jobs in a sweep.json."""
-    return [str(job.get("name") if isinstance(job, dict) else job) for job in sweep.get("jobs") or ()]
+    return [
+        str(job.get("name") if isinstance(job, dict) else job) for job in sweep.get("jobs") or ()
+    ]
 
 
 def _better_candidate(selection: Mapping[str, Any], folder: str, found: Iterable[Run]) -> str:
