@@ -216,6 +216,34 @@ def test_a_table_of_metrics_with_opposite_directions_is_refused(tmp_path):
         parse_requests([f"metric={SCORE},lower=yes"], TableRequest, "--table")
 
 
+def test_metrics_that_would_share_a_place_are_refused(tmp_path):
+    put(tmp_path, "a", {"eval/test/accuracy_top1": 0.5, "eval/dev/accuracy_top1": 0.7}, model="A")
+    words = "several metrics into one place: eval/dev/accuracy_top1, eval/test/accuracy_top1"
+    with pytest.raises(ConfigError, match=words):
+        make_table(tmp_path, "eval/{split}/accuracy_top1")
+    with pytest.raises(ConfigError, match=words):
+        make_points(tmp_path, "model", "eval/{split}/accuracy_top1")
+    table = make_table(tmp_path, "eval/{split}/accuracy_top1", columns="split")
+    assert [cell(table, "A", split).text for split in ("dev", "test")] == ["70.00", "50.00"]
+
+
+def test_a_run_whose_value_is_not_finite_is_named(tmp_path):
+    put_seeds(tmp_path, "A", (0.5, 0.7, float("nan")))
+    put_seeds(tmp_path, "B", (0.5, 0.7, 0.8), dataset="y")
+    table = make_table(tmp_path)
+    assert cell(table, "A", "x").value == pytest.approx(0.6)
+    lost = next(run.name for run in read(tmp_path).index if run.not_finite)
+    assert table.notes[-1] == f"Not in the means, because it is not finite: {lost}."
+    assert not any("finite" in n for n in make_table(tmp_path, where={"dataset": "y"}).notes)
+
+
+def test_intervals_of_values_outside_the_bounds_of_their_name_are_not_cut(tmp_path):
+    """An accuracy of one's own in percent: 71 +- t(2 degrees) 4.303 / sqrt(3)."""
+    put_seeds(tmp_path, "A", (70.0, 71.0, 72.0), metric="eval/test/accuracy_mine")
+    means = make_table(tmp_path, "eval/test/accuracy_mine").means
+    assert (means["low"].item(), means["high"].item()) == pytest.approx((68.52, 73.48), abs=0.02)
+
+
 def test_a_table_of_the_wall_time(tmp_path):
     put(tmp_path, "a", {"wall_time_s": 3.5}, model="A")
     assert cell(make_table(tmp_path, "wall_time_s"), "A", "cifar10").text == "3.500"

@@ -86,7 +86,9 @@ def with_intervals(
         for draws, source in zip(drawn["draws"], drawn["source"], strict=True)
     ]
     low, high = np.array(ends).reshape(-1, 2).T
-    low, high = np.clip((low, high), *kind_of(metric).bounds)  # Student's t does not know them.
+    bounds = kind_of(metric).bounds
+    if means["mean"].between(*bounds).all():  # Not a metric of another unit with such a name.
+        low, high = np.clip((low, high), *bounds)  # Student's t does not know them.
     # The last digits differ between versions of SciPy and NumPy.
     low, high = np.round((low, high), _DIGITS)
     return means.join(drawn.assign(low=low, high=high))
