@@ -116,6 +116,15 @@ def test_a_mean_that_is_told_apart_from_the_best_is_not_bold(tmp_path):
     assert best(make_table(tmp_path)) == {("B", "x"), ("C", "x")}
 
 
+def test_one_run_has_the_deviation_of_the_only_cell_with_several(tmp_path):
+    put_seeds(tmp_path, "A", (0.500, 0.502))
+    put_seeds(tmp_path, "B", (0.6,))
+    assert make_table(tmp_path).notes[1] == (
+        "The seed deviation is that of a single cell, with 1 degree of freedom, assuming that it is"
+        " the same for all models of the same dataset."
+    )
+
+
 def test_one_run_has_no_interval(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"})
     table = make_table(tmp_path)
@@ -141,11 +150,13 @@ def test_the_last_row_is_chance_where_the_number_of_classes_is_known(tmp_path):
 
 
 def test_without_a_source_of_uncertainty_nothing_is_certain(tmp_path):
-    """One run of a loss, and three runs of another metric that all agree."""
+    """One run of a loss, and three runs of other metrics that all agree, one up to rounding."""
     for model, loss, mine in (("A", 0.5, 0.7), ("B", 0.4, 0.8)):
         put(tmp_path, f"{model}-loss", {"eval/test/loss": loss}, model=model)
         put_seeds(tmp_path, model, (mine,) * 3, metric="eval/test/mine", dataset="z")
-    for metric in ("eval/test/loss", "eval/test/mine"):
+        rounded = (mine, mine + 2e-7, mine - 1e-7)
+        put_seeds(tmp_path / "rounded", model, rounded, metric="eval/test/rounded", dataset="z")
+    for metric in ("eval/test/loss", "eval/test/mine", "eval/test/rounded"):
         request = TableRequest(metric=metric, against="A", margin=0.5)
         table = score_table(request, read(tmp_path))
         assert table.means["low"].isna().all()

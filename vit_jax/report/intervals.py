@@ -116,7 +116,8 @@ def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
         freedom = sum(len(values) - 1 for values in pool)
         draws, images, paired = _draw_images(cell, name)
         draws = np.mean(values_by_seed(cell)) + draws
-        vary = any(np.ptp(values) for values in pool)  # Not if all seeds agree.
+        # Not if all seeds agree, up to rounding.
+        vary = any(np.ptp(values) > _ROUNDING * np.abs(values).max() for values in pool)
         if vary:
             squares = sum(float(np.var(values)) * len(values) for values in pool)
             deviation = np.sqrt(squares / freedom / len(values_by_seed(cell)))
@@ -199,13 +200,18 @@ def describe_seeds(means: pd.DataFrame, pool: str) -> list[str]:
 
     The values of the column `pool` were pooled separately.
     """
-    several = means[means["freedom"] > 0]
+    several = means[means["source"].str.contains("seeds")]
     if several.empty:
         return []
     freedom = f"{_range(several['freedom'])} degrees of freedom"
     freedom = "1 degree of freedom" if several["freedom"].max() == 1 else freedom
     if several["pooled"].max() == 1:
-        return [f"The seed deviation is that of each cell alone, with {freedom}."]
+        if (several["n"] > 1).all():
+            return [f"The seed deviation is that of each cell alone, with {freedom}."]
+        return [
+            f"The seed deviation is that of a single cell, with {freedom}, assuming that it is the"
+            f" same for all models of the same {lower_first(title_of(pool))}."
+        ]
     cells = f"{_range(several['pooled'])} cells of the same {lower_first(title_of(pool))}"
     return [
         f"The seed deviation is pooled over {cells}, with {freedom}, assuming that it is the same"
