@@ -176,7 +176,7 @@ def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[tuple[str, str]
 
 
 def _lost(request: TableRequest, frame: pd.DataFrame) -> list[str]:
-    """Returns a sentence on finished runs whose value is infinite or NaN; none if there are none."""
+    """Returns a sentence that names finished runs whose value is infinite or NaN."""
     wanted = _where(request, frame)
     matches = metric_regex(request.metric).fullmatch
     lost = [run.name for run in wanted.index if run.finished and any(map(matches, run.not_finite))]
