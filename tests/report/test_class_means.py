@@ -9,7 +9,8 @@ from scipy import optimize
 
 from vit_jax.evaluation.by_class import NO_CLASS, ByClass, confusion_file
 from vit_jax.evaluation.correct import CorrectExamples, correct_file
-from vit_jax.evaluation.intervals import interval, mean_share_quantiles, wilson_interval
+from vit_jax.evaluation.intervals import DRAWS, interval, mean_share_quantiles, wilson_interval
+from vit_jax.report import intervals
 from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
 from vit_jax.report.intervals import is_told_apart
@@ -170,3 +171,36 @@ def test_intervals_hold_the_truth_in_93_to_98_of_100_cases(counts, accuracy):
     ends = np.array([interval(mean_share_quantiles(right, totals)) for right in cases])
     held = np.mean((ends[:, 0] <= accuracy) & (accuracy <= ends[:, 1]))
     assert 0.93 <= held <= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", COUNTS, ids=["980 and 20", "20 of 20"])
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("copied", [0.0, 0.5])
+def test_equal_pairs_are_told_apart_in_at_most_8_of_100_cases(
+    counts, accuracy, copied, monkeypatch
+):
+    """Of 2,000 pairs; a share of the images is `copied`: both models agree there."""
+    rng, totals = np.random.default_rng(0), np.array(counts)
+    index = labels_of(counts)
+    signs = rng.choice(np.array([-1, 1], np.float32), (DRAWS, len(index)))
+
+    def shared_order(values, weights, images, noise):  # As the real one, with the signs kept.
+        found = np.empty(DRAWS)
+        found[np.argsort(signs @ weights.astype(np.float32) + noise)] = values
+        return found
+
+    monkeypatch.setattr(intervals, "shared_order", shared_order)
+    monkeypatch.setattr(intervals, "in_random_order", lambda values, name: rng.permutation(values))
+
+    def draws_of(right):
+        of_class = np.bincount(index, right)
+        quantiles = mean_share_quantiles(of_class, totals)
+        return intervals._in_order_of_images(quantiles, right, index, totals, "", "")
+
+    told_apart = 0
+    for _ in range(2000):
+        one, other = rng.random((2, len(index))) < accuracy
+        other = np.where(rng.random(len(index)) < copied, one, other)
+        told_apart += is_told_apart(draws_of(one.astype(float)), draws_of(other.astype(float)))
+    assert told_apart <= 160

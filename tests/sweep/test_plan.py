@@ -88,8 +88,8 @@ def test_final_overrides_replace_the_selected_settings():
     laid = plan(
         Selection("x", candidates, "eval/dev/loss", "min", seeds=[1], final_overrides=changes)
     )
-    laid.apply_choice(laid.selections["x"], {"chosen": "search/x/seed=9"})
-    job = laid.jobs["final/x/seed1"]
+    jobs = laid.jobs_of_choice(laid.selections["x"], {"chosen": "search/x/seed=9"}, [1])
+    job = jobs["final/x/seed1"]
     assert job.awaited_selection is None
     assert job.config.seed == 1
     assert (job.config.train_epochs, job.config.train_steps) == (2.0, None)
