@@ -134,6 +134,21 @@ def test_classes_with_very_few_images_give_no_interval(tmp_path, counts):
     assert np.isnan(means_of(tmp_path)["A"]["low"])
 
 
+@pytest.mark.parametrize(
+    ("counts", "known"),
+    [
+        ((10, 10), True),
+        ((9, 10), False),
+        # At most a quarter of the variance may be of classes below 10 images: 1/9 of 1/9 + 4/10.
+        ((9, *[10] * 4), True),
+        ((9, *[10] * 3), False),
+    ],
+)
+def test_the_smallest_classes_with_an_interval(tmp_path, counts, known):
+    put(tmp_path, "A", np.arange(sum(counts)) % 4 > 0, labels_of(counts))
+    assert np.isfinite(means_of(tmp_path)["A"]["low"]) == known
+
+
 @pytest.mark.parametrize("text", ["", "true class,c0\nc0", "true class,c0\nc0,x\n"])
 def test_a_damaged_table_is_named_and_not_used(tmp_path, text, caplog):
     put(tmp_path, "A", np.arange(400) % 4 > 0, labels_of((380, 20)))
@@ -160,6 +175,16 @@ def test_equal_images_are_paired(tmp_path):
     (row,) = difference_table(request, table).rows
     assert row[1].text.endswith("better")
     assert NO_CLASS not in table.header
+
+
+def test_a_class_gets_the_noise_of_two_more_images(tmp_path):
+    """Two models are right for the same 10 of 20 images: the correlation is 20 / (20 + 2)."""
+    labels, right = labels_of((380, 20)), np.arange(400) % 2 > 0
+    put(tmp_path, "A", right, labels)
+    put(tmp_path, "B", right, labels)
+    means = means_of(tmp_path, "eval/test/accuracy_class/c1")
+    correlation = np.corrcoef(means["A"]["draws"], means["B"]["draws"])[0, 1]
+    assert correlation == pytest.approx(20 / 22, abs=0.015)  # Of one more image it is 0.952.
 
 
 @pytest.mark.slow

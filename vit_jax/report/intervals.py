@@ -50,8 +50,7 @@ log = logging.getLogger(__name__)
 _DRAWN = ["draws", "images", "paired", "freedom", "pooled", "source"]
 # A figure of result.json is a ratio of counts, and may have been rounded to float32.
 _ROUNDING = 1e-6
-# A mean over classes with fewer images than as many as this of a single class gets no interval.
-_FEWEST_IMAGES = 20
+# A class with fewer images shows too little of its variance.
 _FEW_IN_CLASS = 10
 _DIGITS = 10
 _SOURCES = ("images", "seeds")
@@ -294,9 +293,7 @@ def _enough_images(totals: np.ndarray) -> bool:
     Of classes with very few images nothing shows the variance, so they must not decide the whole.
     """
     of_class = 1 / totals
-    few = of_class[totals < _FEW_IN_CLASS].sum()
-    enough = len(totals) ** 2 / of_class.sum() >= _FEWEST_IMAGES
-    return bool(enough and few <= of_class.sum() / 4)
+    return bool(of_class[totals < _FEW_IN_CLASS].sum() <= of_class.sum() / 4)
 
 
 def _in_order_of_images(
