@@ -101,8 +101,8 @@ def test_final_overrides_come_after_all_of_the_candidate():
     own = {"optimizer.schedule.decay": "linear", "optimizer.schedule": {"decay": "cosine"}}
     changes = {**TEST, "optimizer.schedule.decay": "constant"}
     laid = plan(selection({**DEV, **own}, seeds=[1], final_overrides=changes))
-    laid.apply_choice(laid.selections["x"], {"chosen": "search/x/tiny"})
-    assert laid.jobs["final/x/seed1"].config.optimizer.schedule.decay == "constant"
+    jobs = laid.jobs_of_choice(laid.selections["x"], {"chosen": "search/x/tiny"}, [1])
+    assert jobs["final/x/seed1"].config.optimizer.schedule.decay == "constant"
 
 
 def test_a_final_run_can_start_from_weights_of_its_own_seed():
