@@ -83,6 +83,11 @@ def test_a_recipe_without_its_flag_is_understood(capsys, arguments, recipe):
     assert line.endswith(f"; did you mean --config={recipe}?")
 
 
+def test_a_sweep_without_its_flag_is_understood(capsys):
+    line = user_error(capsys, ["sweep", "sweep.py:small", "--workdir=x"])
+    assert line.endswith("; did you mean --sweep=sweep.py:small?")
+
+
 @pytest.mark.parametrize(
     ("extra", "part"),
     [
@@ -104,20 +109,21 @@ def test_a_wrong_config_is_a_one_line_error(capsys, train, extra, part):
 
 
 def test_a_run_notes_an_error_of_its_data_for_its_job(tmp_path, train, monkeypatch):
-    """The three commands end with code 2; the data are to blame for the first two."""
+    """All commands end with code 2; the run's own data are to blame for the first two."""
     monkeypatch.setenv("VIT_JAX_ERROR_FILE", str(error_file(tmp_path)))
     noted = []
     for extra in (
         "--config.data.train_split=tran",
         "--config.data.global_batch_size=0",
         "--config.seed=one",
+        "--config.fewshot.datasets.numbers.name=nothing",
     ):
         assert main([*train, extra]) == 2
         noted.append(read_data_error(tmp_path))
         error_file(tmp_path).unlink(missing_ok=True)
     assert "split 'tran'" in noted[0]
     assert "'data.global_batch_size' is 0" in noted[1]
-    assert noted[2] is None
+    assert noted[2:] == [None, None]
 
 
 def test_evaluating_a_folder_without_a_run_is_a_one_line_error(capsys, tmp_path):

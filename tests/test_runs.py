@@ -3,6 +3,7 @@
 import concurrent.futures
 import logging
 
+import jax
 import numpy as np
 import pytest
 from processes import UNMIXED
@@ -44,6 +45,13 @@ def test_fit_is_the_run_of_the_command_line(fit_digits, finished, tmp_path, caps
     before = content(run.path)
     assert fit_digits(run.path, verbose=False).result == run.result
     assert content(run.path) == before
+
+
+@pytest.mark.slow
+def test_fit_where_compilation_and_transfers_are_off(fit_digits, tmp_path):
+    with jax.disable_jit(), jax.transfer_guard("disallow"):
+        run = fit_digits(tmp_path / "run", {"train_steps": 2}, verbose=False)
+    assert run.result["step"] == 2
 
 
 @pytest.mark.slow

@@ -214,6 +214,9 @@ def test_differences_skip_fields_that_do_not_change_the_result():
         ("gears", "1e3", 1000),
         ("gears", "2.1E1", 21),
         ("weights.a", "1e3", 1000.0),
+        ("wheel", "{'spokes': 1e2, 'radius': 2.5e-1}", {"spokes": 100, "radius": 0.25}),
+        ("sizes", "(3e1, 4)", (30, 4)),
+        ("extras", "{'1e3': \"2e3\", 'a': 1.5e1}", {"1e3": "2e3", "a": 15}),
         ("extras.steps", "1e3", 1000.0),
     ],
 )

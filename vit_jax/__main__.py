@@ -185,7 +185,7 @@ def _dispatch(argv: list[str], began_s: float) -> int:
         args, rest = command.parse_known_args(hidden)
     except ConfigError as error:
         recipe = _recipe_without_flag(hidden)
-        if recipe is None or "required: --config" not in error.got:
+        if recipe is None or not re.search("required: --(config|sweep)", error.got):
             raise
         raise _unknown_argument(recipe, command, prefix) from None
     args.began_s = began_s
@@ -212,7 +212,9 @@ def _unknown_argument(text: str, command: argparse.ArgumentParser, prefix: str) 
     flags = [flag for action in command._actions for flag in action.option_strings]
     expected, fix = f"the arguments of {command.prog}", f"see {command.prog} --help"
     near = nearest(name, flags)
-    if "--config" in flags and _is_recipe(text):
+    if "--sweep" in flags and ".py" in text and not text.startswith("-"):
+        fix = f"did you mean --sweep={text}?"
+    elif "--config" in flags and _is_recipe(text):
         fix = f"did you mean --config={text}?"
     elif name.startswith("-") and similarity(name.replace("-", "_"), near.replace("-", "_")) > 0.8:
         fix = f"did you mean {near}{equals}{value}?"

@@ -1,7 +1,8 @@
 """Errors that a user can fix. Each is one line: the problem, what was expected, how to fix it."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 E = TypeVar("E", bound="UserError")
@@ -90,6 +91,19 @@ class ModelError(UserError):
 
 class DataError(UserError):
     """A dataset, split or example that is missing or cannot be read."""
+
+
+class OtherDataError(DataError):
+    """A problem of a dataset beside the run's own, such as one for few-shot evaluation."""
+
+
+@contextlib.contextmanager
+def other_data(name: str) -> Iterator[None]:
+    """Puts the name of a dataset beside the run's own in front of errors of its data."""
+    try:
+        yield
+    except DataError as error:
+        raise OtherDataError(f"{name}: {error.got}", error.expected, error.fix) from None
 
 
 class UnreachableError(DataError):

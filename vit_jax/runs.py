@@ -138,9 +138,15 @@ def fit(
     apply_overrides(mapping, (overrides or {}).items())
     config = build_config(mapping, lambda config: model_of_weights(config, folder))
     use_compile_cache(config.compile_cache)
-    # Optax and others promote types, which the user's process may forbid.
-    promotes = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
-    with promotes[0], promotes[1], shown_log(verbose, "stdout"), StopSignals() as stop:
+    with (
+        # Training promotes types, moves arrays and compiles, which the user's process may forbid.
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.transfer_guard("allow"),
+        jax.disable_jit(False),
+        shown_log(verbose, "stdout"),
+        StopSignals() as stop,
+    ):
         try:
             train(config, folder, stop, verbose=verbose, new_code=new_code)
         except Stopped as stopped:

@@ -24,6 +24,8 @@ from vit_jax.synonyms import advice, key_of_word
 
 # A key this similar to one of its section is a typing mistake, not a word of another project.
 _SIMILAR = 0.8
+# A quoted text, or a number with an exponent.
+_NUMBER_OR_STRING = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])\d+\.?\d*[eE]\+?\d+\b""")
 
 # Not `Self`: beartype cannot check it in a class that it does not decorate as a whole.
 S = TypeVar("S", bound="Section")
@@ -348,6 +350,8 @@ def _read_literal(text: str, annotation: Any) -> Any:
     strings = any(m is str or typing.get_origin(m) is typing.Literal for m in members)
     if strings and not (int in members and text.lstrip("-").isdecimal()):
         return text
+    if text[:1] in ("{", "[", "("):
+        text = _NUMBER_OR_STRING.sub(_without_exponent, text)
     for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
         try:
             value = read(text)
@@ -356,6 +360,12 @@ def _read_literal(text: str, annotation: Any) -> Any:
         is_whole = isinstance(value, float) and value.is_integer() and "e" in text.lower()
         return int(value) if is_whole and int in members and float not in members else value
     return text
+
+
+def _without_exponent(number: re.Match[str]) -> str:
+    """Returns a whole number that has an exponent without it, and anything else as it is."""
+    is_whole = number[0][0].isdigit() and float(number[0]).is_integer()
+    return str(int(float(number[0]))) if is_whole else number[0]
 
 
 def _config_error(cls: type[Section], error: pydantic.ValidationError) -> UserError:

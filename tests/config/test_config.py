@@ -9,7 +9,7 @@ from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.file import apply_overrides, load_config, override_key, parse_arg
 from vit_jax.config.optimizer import ScheduleConfig
 from vit_jax.config.run import CheckpointConfig, Config
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, FileError
 from vit_jax.schema import differences, parse_override
 from vit_jax.train.inputs import check_metrics
 
@@ -347,6 +347,7 @@ def test_a_wrong_override_is_named(config_file, override, got):
         ("bad.py", "def get_config(): return {'seed': {1, 2}}", "bad.py"),
         ("bad.py:B/16", "def get_config(): return {}", "bad.py takes no argument"),
         ("bad.py", "def get_config(arg): return {}", "bad.py needs an argument"),
+        ("bad.py", "version https://git-lfs.github.com/spec/v1", "bad.py is a Git LFS pointer"),
         ("missing.py", None, "no config file at"),
         ("missing.py:arg", None, "missing.py;"),
         ("", None, "no config file at"),
@@ -358,7 +359,7 @@ def test_a_wrong_override_is_named(config_file, override, got):
 def test_a_file_without_a_config_is_refused(tmp_path, name, text, words):
     if text is not None:
         (tmp_path / name.partition(":")[0]).write_text(text)
-    with pytest.raises(ConfigError, match=re.escape(words)):
+    with pytest.raises((ConfigError, FileError), match=re.escape(words)):
         load_config(f"{tmp_path}/{name}")
 
 

@@ -255,7 +255,9 @@ def test_heic_is_read_by_pillow_heif_if_it_is_installed(monkeypatch):
     assert image_formats.is_image("IMG_1.HEIC")
 
 
-def test_a_git_lfs_pointer_is_named():
+def test_a_git_lfs_pointer_and_dicom_are_named():
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
     with pytest.raises(DataError, match=r"a Git LFS pointer in place of the file.*git lfs pull"):
         decode(pointer)
+    with pytest.raises(DataError, match=r"of 200 bytes .* \(DICOM\); .*convert it to JPEG or PNG"):
+        decode(bytes(128) + b"DICM" + bytes(68))

@@ -107,6 +107,28 @@ def held_out(columns, *cells):
     return "\n".join([f"path,label,{columns}", *lines])
 
 
+# Columns that may say which images are held out, and their cells.
+UNCLEAR = [
+    ("is_trainval", "1", "0"),
+    ("trainval", "1", "0"),
+    ("is_val_or_test", "no", "yes"),
+    ("not_test", "1", "0"),
+    ("cv", "0", "1"),
+    ("xval", "0", "1"),
+    ("cross_validation", "a", "b"),
+    ("kFold", "1", "2"),
+    ("testfold", "1", "2"),
+    ("datasplit", "a", "b"),
+    ("holdoutSite", "a", "b"),
+    ("ML_USE", "UNASSIGNED", "TEST"),
+    ("purpose", "main", "test"),
+    ("note", "", "test"),
+    ("code", "tr", "te"),
+    ("tvt", "0", "1"),
+    ("test_result", "positive", "negative"),
+    ("TRAINGroup", "x", "y"),
+    ("origin", "a test", "a dev"),
+]  # fmt: skip
 LISTS = [
     ("photos/ant/000.png,a\n", ("list.csv is 'photos/ant/000.png,a'",)),
     (LFS.decode(), ("list.csv is a Git LFS pointer", "git lfs pull")),
@@ -121,11 +143,35 @@ LISTS = [
     (held_out("is_valid_image", "1", "0"), ("column 'is_valid_image' with '0', '1'",)),
     (held_out("source", "web_train", "web_val"), ("column 'source' with 'web_train', 'web_val'",)),
     (held_out("valid", "1", "0"), ("column 'valid' with '0', '1'",)),
+    *(
+        (held_out(name, *cells), (f"column {name!r} with", "add a column split", "remove it"))
+        for name, *cells in UNCLEAR
+    ),
     (
         held_out("is_test,phase", "1,train", "0,test"),
-        ("phase and is_test, which name",),
+        (
+            "line 2 of",
+            "itself about its split: phase is 'train', is_test is '1'; expected one split",
+        ),
     ),
-    (held_out("is_valid,is_test", "0,1", "1,1"), ("line 3 of", "test and val by the columns")),
+    (held_out("is_valid,is_test", "0,1", "1,1"), ("line 3 of", "is_valid is '1', is_test is '1'")),
+    (
+        held_out("split,is_valid", "train,0", "train,1"),
+        ("line 3 of", "split is 'train', is_valid is '1'"),
+    ),
+    (held_out("is_train,is_test", "1,0", "1,1"), ("line 3 of", "is_train is '1', is_test is '1'")),
+    (
+        held_out("split", "train", ""),
+        ("line 3 of", "has the split ''", "such as train, val or test"),
+    ),
+    (held_out("split", "train", "NaN"), ("line 3 of", "has the split 'NaN'")),
+    (
+        held_out("split", "train,val"),
+        ("line 2 of", "has 4 values; expected 3, one for each of path,label,split"),
+    ),
+    (held_out("note,split", "x"), ("line 2 of", "has 3 values; expected 4")),
+    (held_out("split,Split", "train,val"), ("line 1 of", "the columns split, Split")),
+    (held_out("label", "b"), ("line 1 of", "the columns label, label; expected different names")),
     ("path,label\nphotos/ant/000.png,a\nphotos/ant/000.png,b\n", ("000.png as a and as b",)),
 ]
 
@@ -254,6 +300,16 @@ CAPTIONED = [
     ("c.csv", b"path,caption\n1.png,\xff\n", ("a CSV file in UTF-8",)),
     ("c.jsonl", b'{"path": "1.png", "caption": null}', ("line 1 of", "caption is None")),
     ("c.jsonl", b'{"path": "1.png", "caption": "\\ud800"}', ("expected UTF-8",)),
+    *(
+        ("c.jsonl", b'{"path": "1.png", "caption": "a", "split": %s}' % split, ("line 1 of", words))
+        for split, words in (
+            (b"null", "has the split None"),
+            (b'""', "the split ''; expected the name"),
+            (b"false", "the split False"),
+            (b"0", "the split 0"),
+        )
+    ),
+    ("c.jsonl", LFS, ("c.jsonl is a Git LFS pointer", "git lfs pull")),
     ("c.jsonl", b"[]", ("line 1 is not a JSON object",)),
     ("c.jsonl", b'{"path": "\xff"}', ("c.jsonl: line 1",)),
     ("c.parquet", b"", ("as images with captions",)),
@@ -312,6 +368,10 @@ TOKENIZERS = [
     ("tokenizer.json", b"{}", {}, ("is damaged",)),
     ("vocab.txt", b"cat\ndog\n", {}, ("no [CLS]",)),
     ("vocab.json", b"{}", {}, ("cannot read", "merges.txt")),
+    *(
+        (name, LFS, {}, (f"{name} is a Git LFS pointer", "git lfs pull"))
+        for name in ("tokenizer.json", "words.model", "vocab.txt")
+    ),
     ("words.bin", b"", {}, ("words.bin as a tokenizer",)),
     ("", None, {}, ("no vocabulary in",)),
     ("gone.model", None, {}, ("no file", "gone.model")),

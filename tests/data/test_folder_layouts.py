@@ -63,15 +63,40 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
         ([f"fold{i}/{c}" for i in range(9) for c in "ab"], "fold4 and 4 more; all of them hold"),
         (
             [f"{s}/{d}/{c}" for s in ("train", "val") for d in "pq" for c in "ab"],
-            "train/p, train/q, v",
+            "train/p, train/q; all of",
         ),
         ([f"{d}/images/{c}/x" for d in "pqr" for c in "ab"], "p, q, r; all of them hold"),
-        (("train/p/a", "train/p/b", "train/q/A", "train/q/B", "val/p/a"), None),
+        (("train/p/a", "train/p/b", "train/q/A", "train/q/B", "val/p/a"), "train/q; all of them"),
+        (
+            ("train/f0/a", "train/f0/b", "train/f1/a", "train/f1/b", "val/a", "val/b"),
+            "f0, train/f1",
+        ),
+        (
+            ("train/images/a", "train/images/b", "val/images/a"),
+            "has train/images with the folders a",
+        ),
+        (("art/a", "art/b", "photo/a", "photo/b", "docs"), "art, photo; all of them hold"),
+        (("source/a", "source/b", "target/a", "target/b", "unlabeled_target", "x"), "source, targ"),
+        (("tr/a", "tr/b", "te"), "has tr with the folders a, b, which look like"),
+        (("va/a", "te/a", "te/b"), "has te with the folders a, b, which look like"),
+        (
+            ("train/a", "train/b", "val/a", "val/img0", "val/img1"),
+            "val of .* none of train: img0, ",
+        ),
         (("train/p/a", "train/p/b", "train/q/A", "train/q/B"), "train/q; all of them hold"),
         (("cat/train", "cat/val", "dog/train", "dog/val"), "cat, dog; all of them hold"),
         (("train/a", "train/b", "unlabeled"), "has train with the folders a, b, which look like"),
         (("train.tar", "val.tar"), "tar files of train, val, which look like splits"),
         (("set-train-0.tar", "set-train-1.tar", "set-val-0.tar"), "which look like splits"),
+        (
+            ("cat_train", "cat_test", "dogTrain", "dogTest"),
+            "folders or tar files of test, train, w",
+        ),
+        (
+            ("train/a", "train/b", "train/val/a", "train/val/b"),
+            "has train/val with the folders a, b",
+        ),
+        (("a", "B", "augmented/A", "augmented/b"), "has augmented with the folders a, b, which"),
         (("Train/a", "training/a", "val/a"), "Train and training, which are both the split train"),
     ],
 )
@@ -81,9 +106,6 @@ def test_splits_that_would_become_classes_or_come_twice_are_refused(tmp_path, pl
             write_tar(tmp_path / place, {"0.png": IMAGE})
         else:
             tree(tmp_path, place)
-    if words is None:  # p of val has images of one class only: this could be meant.
-        list_images(tmp_path)
-        return
     with pytest.raises(DataError, match=words):
         list_images(tmp_path)
 
@@ -95,13 +117,20 @@ def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_
     with pytest.raises(DataError, match="art, photo; all of them hold the folders cat, dog"):
         list_images(tmp_path / "tars")
     list_images(tree(tmp_path / "sites", "s0/a", "s0/b", "s1/a", "s1/b", "s2/b"))
-    assert "s0, s1, s2 are read as classes, but most of them hold the same" in caplog.text
+    assert "are inside: s0, s1, s2; are these splits, folds or domains?" in caplog.text
     list_images(tree(tmp_path / "stray", "p/a", "p/b", "q/a", "q/b", "q"))
-    assert "p, q are read as classes, but most of them hold the same" in caplog.text
+    assert "are inside: p, q; are these splits, folds or domains?" in caplog.text
+    list_images(tree(tmp_path / "few", "cat/a", "cat/b", "dog/a", "dog/b", *"pqr"))
+    assert "are inside: cat, dog; are these splits, folds or domains?" in caplog.text
+    list_images(tree(tmp_path / "flat", "labelled/a", "labelled/b", "unlabelled"))
+    assert "read as classes, although the folders a, b are inside: labelled; are" in caplog.text
+    list_images(tree(tmp_path / "open", "train/a", "train/b", "val/a", "val/c"))
+    assert "the split val has classes that train lacks: c" in caplog.text
     list_images(tree(tmp_path / "one", "photos/cat", "photos/dog"))
     assert "if cat, dog are the classes, set data_dir to that folder" in caplog.text
     caplog.clear()
     list_images(tree(tmp_path / "kinds", "cat/tabby", "cat/persian", "dog/poodle", "dog/other"))
+    list_images(tree(tmp_path / "states", "va/x", "va/y", "tx", "md", "ny"))
     assert not caplog.records
 
 
@@ -123,8 +152,23 @@ def test_splits_without_the_training_classes_are_left_out_and_said(
     assert listing.num_skipped == 3 * (len(places) + 2) - sum(splits.values())
     assert words in caplog.text
     left_out = words.split()[1]
-    with pytest.raises(DataError, match=f"split '{left_out}' of {tmp_path} has no labels: its 3"):
+    with pytest.raises(DataError, match=f"split '{left_out}' of {tmp_path} is left out: its 3"):
         FolderSource(listing, f"{left_out}[:50%]", "photos")
+
+
+def test_splits_that_are_empty_or_have_other_capitals_are_said(tmp_path, caplog):
+    listing = list_images(tree(tmp_path / "capitals", "train/cat", "train/dog", "val/Cat"))
+    assert (listing.class_names, sizes(listing)) == (("cat", "dog"), {"train": 6})
+    assert "in Cat, which are no class folders of train (capitals count)" in caplog.text
+    root = tree(tmp_path / "empty", "train/cat", "train/dog")
+    (root / "val").mkdir()
+    (root / "val" / "labels.txt").write_text("0.png cat")
+    (root / "test" / "cat").mkdir(parents=True)
+    listing = list_images(root)
+    for split in ("val", "test"):
+        assert f"the split {split} is left out: it holds no image that is read" in caplog.text
+        with pytest.raises(DataError, match=f"split '{split}' of {root} is left out: it holds no"):
+            FolderSource(listing, split, "photos")
 
 
 def test_a_train_folder_without_classes_is_refused(tmp_path):
@@ -134,10 +178,20 @@ def test_a_train_folder_without_classes_is_refused(tmp_path):
 
 def test_formats_that_are_not_read_are_named_and_counted(tmp_path, caplog):
     tree(tmp_path, "a", "b")
-    for name in ("a/1.HEIC", "a/2.heif", "b/3.jxl", "b/4.nii.gz", "b/notes.txt", "5.dcm"):
+    for name in (
+        "a/1.HEIC",
+        "a/2.heif",
+        "b/3.jxl",
+        "b/4.nii.gz",
+        "b/notes.txt",
+        "5.dcm",
+        "a/6.mpo",
+    ):
         (tmp_path / name).write_bytes(b"")
-    assert list_images(tmp_path).num_skipped == 6
-    assert "that are not read: 2 HEIC, 1 DICOM, 1 JPEG XL, 1 NIfTI; convert them" in caplog.text
+    assert list_images(tmp_path).num_skipped == 7
+    assert (
+        "that are not read: 2 HEIC, 1 DICOM, 1 JPEG XL, 1 MPO, 1 NIfTI; convert them" in caplog.text
+    )
     for path in tmp_path.glob("a/*.png"):
         path.unlink()
     with pytest.raises(DataError, match="a holds no image; its images are of formats that are not"):
@@ -188,6 +242,13 @@ def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
     for i in range(2):
         write_tar(tmp_path / "shards" / f"x-{i:05}.tar", {"0.png": IMAGE, "0.txt": b"a cat"})
     list_images(tmp_path / "shards")
+    for name in ("test_list.txt", "validation.csv", "training.txt"):
+        (tmp_path / "images" / name).write_text("")
+    list_images(tmp_path / "images")
+    tree(tmp_path / "train_only", "train/a", "train/b").joinpath("val.txt").write_text("")
+    list_images(tmp_path / "train_only")
+    assert "train; val.txt may list images that are held out" in caplog.text
+    assert "train; test_list.txt, validation.csv may list images that are held out" in caplog.text
     for words in ("such as stray.png", "only by capitals", "each tar file is one class"):
         assert words in caplog.text
 
@@ -219,6 +280,19 @@ HELD_OUT = [
     ("phase", ("Train", "val", "train"), {"train": 2, "val": 1}),
     ("Usage", ("Training", "PublicTest", "PrivateTest"), {"train": 1, "val": 1, "test": 1}),
     ("group", ("train", "holdout", "train"), {"train": 2, "test": 1}),
+    ("is_in_test", ("0", "1", "0"), {"train": 2, "test": 1}),
+    ("belongs_to_test", ("no", "yes", "no"), {"train": 2, "test": 1}),
+    ("use_in_training", ("1", "0", "1"), {"train": 2, "val": 1}),
+    ("UseForTraining", ("1", "0", "1"), {"train": 2, "val": 1}),
+    ("tvt", ("tr", "va", "te"), {"train": 1, "val": 1, "test": 1}),
+    ("ML_USE", ("TRAINING", "VALIDATION", "TEST"), {"train": 1, "validation": 1, "test": 1}),
+    ("my_fold", ("train", "val", "train"), {"train": 2, "val": 1}),
+    ("phase,is_train", ("train,1", "val,0", "test,0"), {"train": 1, "val": 1, "test": 1}),
+    ("split,is_valid", ("train,0", "dev,1", "test,0"), {"train": 1, "dev": 1, "test": 1}),
+    ("split,test_result", ("train,+", "val,-", "train,-"), {"train": 2, "val": 1}),
+    ("lang,lr,training_time_s,test_score", ("tr,te,0.5,1e-1", "en,,1,2", "de,x,2,3"), {"train": 3}),
+    ("data_set,photoSet,contest", ("0,0,a", "1,1,b", "0,1,c"), {"train": 3}),
+    ("device,folder,latest,interval", ("0,0,0,0", "1,1,1,1", "0,1,0,1"), {"train": 3}),
     ("fold,split", ("0,train", "1,mine", "2,train"), {"train": 2, "mine": 1}),
     ("note,valuation,vehicle", ("val,1,train", "x,0,car", "y,1,bus"), {"train": 3}),
 ]
@@ -233,6 +307,21 @@ def test_columns_that_say_which_images_are_held_out(tmp_path, columns, cells, sp
         assert sizes(list_images(tmp_path / "it.csv")) == splits
     if "note" in columns:
         assert "columns that are not read: note, valuation, vehicle" in caplog.text
+
+
+def test_columns_of_many_texts_are_not_read_and_folders_named_like_splits_are_said(
+    tmp_path, caplog
+):
+    for place in ("train/x", "test/y"):
+        tree(tmp_path, place)
+    names = [f"{place}/{i}.png" for place in ("train/x", "test/y") for i in range(3)]
+    lines = [f"{names[i % 6]},a,{i},http://x/{names[i % 6]}{i}" for i in range(11)]
+    (tmp_path / "it.csv").write_text("\n".join(["path,label,test_id,", *lines]))
+    with caplog.at_level(logging.INFO):
+        assert sizes(list_images(tmp_path / "it.csv")) == {"train": 11}
+    assert "columns that are not read: test_id, column 4" in caplog.text
+    for name in ("path", "column 4"):
+        assert f"train, but folders in the column {name} are named train, test" in caplog.text
 
 
 def test_captions_have_the_same_columns_of_splits(tmp_path):
@@ -343,6 +432,20 @@ def test_an_image_without_the_label_that_others_have_is_an_error(tmp_path, one, 
         DataError, match=r"(b|img.06).png has no label; expected a \.(cls|json) file"
     ):
         classes_of(tmp_path, s0=one, s1=two)
+
+
+def test_shards_are_named_like_their_split(tmp_path):
+    for place in ("train/train-000", "train/train-001", "val/val-000"):
+        members = {f"{i}.png": IMAGE for i in range(2)} | {f"{i}.cls": b"%d" % i for i in range(2)}
+        write_tar(tmp_path / "good" / f"{place}.tar", members | {f"{i}.txt": b"" for i in range(2)})
+    assert sizes(list_images(tmp_path / "good")) == {"train": 4, "val": 2}
+    listing = list_captioned(tmp_path / "good", ("caption",)).images
+    assert sizes(listing) == {"train": 4, "val": 2}
+    for name in ("cc3m-train-000.tar", "cc3m-val-000.tar"):
+        write_tar(tmp_path / "bad" / name, {"0.png": IMAGE, "0.txt": b"a cat"})
+    for open_it in (list_images, lambda path: list_captioned(path, ("caption",))):
+        with pytest.raises(DataError, match="tar files of train, val, which look like splits"):
+            open_it(tmp_path / "bad")
 
 
 def test_keys_with_dots_have_captions(tmp_path):

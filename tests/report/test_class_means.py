@@ -9,7 +9,8 @@ from scipy import optimize
 
 from vit_jax.evaluation.by_class import NO_CLASS, ByClass, confusion_file
 from vit_jax.evaluation.correct import CorrectExamples, correct_file
-from vit_jax.evaluation.intervals import interval, mean_share_quantiles, wilson_interval
+from vit_jax.evaluation.intervals import DRAWS, interval, mean_share_quantiles, wilson_interval
+from vit_jax.report import intervals
 from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
 from vit_jax.report.intervals import is_told_apart
@@ -133,6 +134,21 @@ def test_classes_with_very_few_images_give_no_interval(tmp_path, counts):
     assert np.isnan(means_of(tmp_path)["A"]["low"])
 
 
+@pytest.mark.parametrize(
+    ("counts", "known"),
+    [
+        ((10, 10), True),
+        ((9, 10), False),
+        # At most a quarter of the variance may be of classes below 10 images: 1/9 of 1/9 + 4/10.
+        ((9, *[10] * 4), True),
+        ((9, *[10] * 3), False),
+    ],
+)
+def test_the_smallest_classes_with_an_interval(tmp_path, counts, known):
+    put(tmp_path, "A", np.arange(sum(counts)) % 4 > 0, labels_of(counts))
+    assert np.isfinite(means_of(tmp_path)["A"]["low"]) == known
+
+
 @pytest.mark.parametrize("text", ["", "true class,c0\nc0", "true class,c0\nc0,x\n"])
 def test_a_damaged_table_is_named_and_not_used(tmp_path, text, caplog):
     put(tmp_path, "A", np.arange(400) % 4 > 0, labels_of((380, 20)))
@@ -161,6 +177,16 @@ def test_equal_images_are_paired(tmp_path):
     assert NO_CLASS not in table.header
 
 
+def test_a_class_gets_the_noise_of_two_more_images(tmp_path):
+    """Two models are right for the same 10 of 20 images: the correlation is 20 / (20 + 2)."""
+    labels, right = labels_of((380, 20)), np.arange(400) % 2 > 0
+    put(tmp_path, "A", right, labels)
+    put(tmp_path, "B", right, labels)
+    means = means_of(tmp_path, "eval/test/accuracy_class/c1")
+    correlation = np.corrcoef(means["A"]["draws"], means["B"]["draws"])[0, 1]
+    assert correlation == pytest.approx(20 / 22, abs=0.015)  # Of one more image it is 0.952.
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("counts", COUNTS, ids=["980 and 20", "20 of 20"])
 @pytest.mark.parametrize("accuracy", ACCURACIES)
@@ -170,3 +196,36 @@ def test_intervals_hold_the_truth_in_93_to_98_of_100_cases(counts, accuracy):
     ends = np.array([interval(mean_share_quantiles(right, totals)) for right in cases])
     held = np.mean((ends[:, 0] <= accuracy) & (accuracy <= ends[:, 1]))
     assert 0.93 <= held <= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", COUNTS, ids=["980 and 20", "20 of 20"])
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("copied", [0.0, 0.5])
+def test_equal_pairs_are_told_apart_in_at_most_8_of_100_cases(
+    counts, accuracy, copied, monkeypatch
+):
+    """Of 2,000 pairs; a share of the images is `copied`: both models agree there."""
+    rng, totals = np.random.default_rng(0), np.array(counts)
+    index = labels_of(counts)
+    signs = rng.choice(np.array([-1, 1], np.float32), (DRAWS, len(index)))
+
+    def shared_order(values, weights, images, noise):  # As the real one, with the signs kept.
+        found = np.empty(DRAWS)
+        found[np.argsort(signs @ weights.astype(np.float32) + noise)] = values
+        return found
+
+    monkeypatch.setattr(intervals, "shared_order", shared_order)
+    monkeypatch.setattr(intervals, "in_random_order", lambda values, name: rng.permutation(values))
+
+    def draws_of(right):
+        of_class = np.bincount(index, right)
+        quantiles = mean_share_quantiles(of_class, totals)
+        return intervals._in_order_of_images(quantiles, right, index, totals, "", "")
+
+    told_apart = 0
+    for _ in range(2000):
+        one, other = rng.random((2, len(index))) < accuracy
+        other = np.where(rng.random(len(index)) < copied, one, other)
+        told_apart += is_told_apart(draws_of(one.astype(float)), draws_of(other.astype(float)))
+    assert told_apart <= 160

@@ -14,6 +14,7 @@ from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import TableRequest, parse_requests
 from vit_jax.report.runs import read_runs
+from vit_jax.report.scores import VALUE, values_by_seed
 from vit_jax.report.tables import score_table
 
 SCORE = "eval/test/accuracy_top1"
@@ -144,6 +145,11 @@ def test_damaged_predictions_are_named_and_not_used(tmp_path, caplog):
     (one,) = means_of(tmp_path).values()
     assert one["paired"] == ""
     assert "correct-test.json: 400 bits for 500 examples" in caplog.text
+
+
+def test_runs_whose_seed_is_not_known_count_by_themselves():
+    cell = pd.DataFrame({VALUE: [1.0, 2.0, 4.0, 6.0], "seed": [None, None, 3, 3]}, dtype=object)
+    assert values_by_seed(cell) == (1.0, 2.0, 5.0)
 
 
 def test_seeds_and_images_add_up(tmp_path):

@@ -258,11 +258,24 @@ def test_a_selection_that_is_older_than_its_candidates_is_named(tmp_path, caplog
     selected = dict(zip(rows[0], rows[2], strict=True))["selected"]
     assert selected == "lr=1 (older than its candidates: lr=4 has 0.75)"
     assert "lr=4 has 0.75; run the sweep again" in caplog.text
+    # Not once it is removed from the sweep.
+    names = ["search/a/lr=1", "search/a/lr=2", "final/0", "final/1"]
+    write(tmp_path, sweep={"jobs": names})
+    assert main(["report", str(tmp_path)]) == 0
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Selected settings")
+    assert dict(zip(rows[0], rows[2], strict=True))["selected"] == "lr=1"
     # A table of a metric that only the candidates have shows them.
     asked = "--table=rows=optimizer.learning_rate,columns=dataset,metric=eval/dev/accuracy_top1"
     assert main(["report", str(tmp_path), asked]) == 0
     rows = table((tmp_path / "report" / "report.md").read_text(), "Top-1 accuracy, dev")
     assert [row[0] for row in rows[2:5]] == ["1", "2", "4"]
+    # So does a plot, and a table of the candidates where the final runs have the metric, too.
+    assert main(["report", str(tmp_path), "--plot=x=name,y=eval/dev/accuracy_top1"]) == 0
+    figures = result(0.5, 400) | {"eval/dev/accuracy_top1": 0.9}
+    write(tmp_path / "jobs" / "final" / "0", result=figures)
+    assert main(["report", str(tmp_path), f"{asked},where.stage=search"]) == 0
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Top-1 accuracy, dev")
+    assert [row[:2] for row in rows[2:5]] == [["1", "50.00"], ["2", "25.00"], ["4", "**75.00**"]]
 
 
 WRONG = {

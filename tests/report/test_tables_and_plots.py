@@ -1,10 +1,13 @@
 import json
+import re
 
+import numpy as np
+import pandas as pd
 import pytest
 from report.fake_runs import config, result, write
 
 from vit_jax.errors import ConfigError
-from vit_jax.report import vtab
+from vit_jax.report import intervals, vtab
 from vit_jax.report.defaults import default_plots, default_tables
 from vit_jax.report.differences import difference_table
 from vit_jax.report.drawing import draw
@@ -113,6 +116,15 @@ def test_a_mean_that_is_told_apart_from_the_best_is_not_bold(tmp_path):
     assert best(make_table(tmp_path)) == {("B", "x"), ("C", "x")}
 
 
+def test_one_run_has_the_deviation_of_the_only_cell_with_several(tmp_path):
+    put_seeds(tmp_path, "A", (0.500, 0.502))
+    put_seeds(tmp_path, "B", (0.6,))
+    assert make_table(tmp_path).notes[1] == (
+        "The seed deviation is that of a single cell, with 1 degree of freedom, assuming that it is"
+        " the same for all models of the same dataset."
+    )
+
+
 def test_one_run_has_no_interval(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"})
     table = make_table(tmp_path)
@@ -138,17 +150,63 @@ def test_the_last_row_is_chance_where_the_number_of_classes_is_known(tmp_path):
 
 
 def test_without_a_source_of_uncertainty_nothing_is_certain(tmp_path):
-    """One run of a loss, and three runs of another metric that all agree."""
+    """One run of a loss, and three runs of other metrics that all agree, one up to rounding."""
     for model, loss, mine in (("A", 0.5, 0.7), ("B", 0.4, 0.8)):
         put(tmp_path, f"{model}-loss", {"eval/test/loss": loss}, model=model)
         put_seeds(tmp_path, model, (mine,) * 3, metric="eval/test/mine", dataset="z")
-    for metric in ("eval/test/loss", "eval/test/mine"):
+        rounded = (mine, mine + 2e-7, mine - 1e-7)
+        put_seeds(tmp_path / "rounded", model, rounded, metric="eval/test/rounded", dataset="z")
+    for metric in ("eval/test/loss", "eval/test/mine", "eval/test/rounded"):
         request = TableRequest(metric=metric, against="A", margin=0.5)
         table = score_table(request, read(tmp_path))
         assert table.means["low"].isna().all()
         assert {model for model, _ in best(table)} == {"B"}
         (row,) = difference_table(request, table).rows
         assert row[1].text.endswith("(uncertainty not known)")
+
+
+def test_means_with_and_without_known_images_are_not_compared(tmp_path):
+    """Images of A are known, B and C have seeds alone: their means lack the images' uncertainty."""
+    top5 = "eval/test/accuracy_top5"
+    for model, low, more in (("A", 0.50, {"eval/test/examples": 400}), ("B", 0.60, {}),
+                             ("C", 0.70, {})):  # fmt: skip
+        for seed in (0, 1):
+            figures = {top5: low + 0.01 * seed, **more}
+            put(tmp_path, f"{model}-{seed}", figures, model=model, dataset="x", seed=seed)
+    request = TableRequest(metric=top5, against="A", margin=0.5)
+    table = score_table(request, read(tmp_path))
+    assert table.notes[0] == (
+        "Percent. Means of n = 2 runs [95 % interval over 400 test images and seeds; images are"
+        " not paired; over seeds alone: x B, x C]."
+    )
+    rows = difference_table(request, table).rows
+    assert [row[1].text for row in rows] == [
+        "10.00 (uncertainty not known)",
+        "20.00 (uncertainty not known)",
+    ]
+    (_, row) = difference_table(request.replace(against="B", margin=None), table).rows
+    # The difference of two draws of Student's t with three degrees of freedom, times 0.5 points.
+    low, high = map(float, re.findall(r"[\d.]+", row[1].text)[1:])
+    assert (low, high) == pytest.approx((10 - 2.30, 10 + 2.30), abs=0.15)
+    assert row[1].text.endswith("better")
+
+
+def test_a_mean_over_datasets_has_the_sources_that_all_of_them_have():
+    drawn = pd.DataFrame(
+        {
+            "draws": [np.zeros(3)] * 3,
+            "images": [400, 0, 100],
+            "paired": "",
+            "freedom": 2,
+            "pooled": 2,
+            "source": ["images and seeds", "seeds", "images"],
+        },
+        index=pd.MultiIndex.from_tuples([("x", "A"), ("y", "A"), ("z", "A")]),
+    )
+    sets = {"xy": ["x", "y"], "yz": ["y", "z"], "xz": ["x", "z"]}
+    means = intervals.draw_means_over(sets, drawn, [(name, "A") for name in sets])
+    assert [*means["source"]] == ["seeds", "", "images"]
+    assert [*means["images"]] == [0, 0, 500]
 
 
 def test_a_class_named_like_a_deviation_or_a_number_is_a_class(tmp_path):
@@ -167,6 +225,34 @@ def test_a_table_of_metrics_with_opposite_directions_is_refused(tmp_path):
         make_table(tmp_path, "eval/test/{metric}", columns="metric")
     with pytest.raises(ConfigError, match="lower=yes"):
         parse_requests([f"metric={SCORE},lower=yes"], TableRequest, "--table")
+
+
+def test_metrics_that_would_share_a_place_are_refused(tmp_path):
+    put(tmp_path, "a", {"eval/test/accuracy_top1": 0.5, "eval/dev/accuracy_top1": 0.7}, model="A")
+    words = "several metrics into one place: eval/dev/accuracy_top1, eval/test/accuracy_top1"
+    with pytest.raises(ConfigError, match=words):
+        make_table(tmp_path, "eval/{split}/accuracy_top1")
+    with pytest.raises(ConfigError, match=words):
+        make_points(tmp_path, "model", "eval/{split}/accuracy_top1")
+    table = make_table(tmp_path, "eval/{split}/accuracy_top1", columns="split")
+    assert [cell(table, "A", split).text for split in ("dev", "test")] == ["70.00", "50.00"]
+
+
+def test_a_run_whose_value_is_not_finite_is_named(tmp_path):
+    put_seeds(tmp_path, "A", (0.5, 0.7, float("nan")))
+    put_seeds(tmp_path, "B", (0.5, 0.7, 0.8), dataset="y")
+    table = make_table(tmp_path)
+    assert cell(table, "A", "x").value == pytest.approx(0.6)
+    lost = next(run.name for run in read(tmp_path).index if run.not_finite)
+    assert table.notes[-1] == f"Not in the means, because it is not finite: {lost}."
+    assert not any("finite" in n for n in make_table(tmp_path, where={"dataset": "y"}).notes)
+
+
+def test_intervals_of_values_outside_the_bounds_of_their_name_are_not_cut(tmp_path):
+    """An accuracy of one's own in percent: 71 +- t(2 degrees) 4.303 / sqrt(3)."""
+    put_seeds(tmp_path, "A", (70.0, 71.0, 72.0), metric="eval/test/accuracy_mine")
+    means = make_table(tmp_path, "eval/test/accuracy_mine").means
+    assert (means["low"].item(), means["high"].item()) == pytest.approx((68.52, 73.48), abs=0.02)
 
 
 def test_a_table_of_the_wall_time(tmp_path):

@@ -88,13 +88,21 @@ def test_final_overrides_replace_the_selected_settings():
     laid = plan(
         Selection("x", candidates, "eval/dev/loss", "min", seeds=[1], final_overrides=changes)
     )
-    laid.apply_choice(laid.selections["x"], {"chosen": "search/x/seed=9"})
-    job = laid.jobs["final/x/seed1"]
+    jobs = laid.jobs_of_choice(laid.selections["x"], {"chosen": "search/x/seed=9"}, [1])
+    job = jobs["final/x/seed1"]
     assert job.awaited_selection is None
     assert job.config.seed == 1
     assert (job.config.train_epochs, job.config.train_steps) == (2.0, None)
     assert job.config.evaluation.splits == {"test": "test"}
     assert job.config.data.train_split == "train[:80%]"
+
+
+def test_final_overrides_come_after_all_of_the_candidate():
+    own = {"optimizer.schedule.decay": "linear", "optimizer.schedule": {"decay": "cosine"}}
+    changes = {**TEST, "optimizer.schedule.decay": "constant"}
+    laid = plan(selection({**DEV, **own}, seeds=[1], final_overrides=changes))
+    jobs = laid.jobs_of_choice(laid.selections["x"], {"chosen": "search/x/tiny"}, [1])
+    assert jobs["final/x/seed1"].config.optimizer.schedule.decay == "constant"
 
 
 def test_a_final_run_can_start_from_weights_of_its_own_seed():
@@ -148,6 +156,9 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
         ([selection({"evaluation.splits": {"dev": "test[:50%]"}}, final_overrides=TEST)],
          "report 'test' (test)"),
         ([selection(DEV)], "report 'dev'"),
+        # Whether the last 20 % are among the first 90 examples is not known.
+        ([selection(DEV, final_overrides={"evaluation.splits": {"mine": "train[:90]"}})],
+         "report 'mine' (train[:90])"),
         ([selection({**DEV, "data.train_split": "train"}, final_overrides=TEST)],
          "and a candidate trains on 'train'"),
         ([selection({**TEST, "evaluation.splits": {"dev": "all"}}, final_overrides=TEST)],

@@ -314,6 +314,35 @@ def test_final_runs_of_an_earlier_selection_are_kept_aside_and_run_again(tmp_pat
     assert Run(tmp_path, entries=entries).executor.submitted == []
 
 
+def test_final_runs_of_seeds_that_were_removed_are_kept_aside_when_another_setting_wins(tmp_path):
+    """Their pretraining may have been removed, too. With the same setting they stay."""
+    own = {**TEST, "init_from": "job:start/seed{seed}"}
+    starts = [Job(TINY, name=f"start/seed{seed}") for seed in (0, 2)]
+    pretrain = Job(TINY, name="pretrain")
+    all_of = (pretrain, *starts, selection(final_overrides=own))
+    assert Run(tmp_path, entries=all_of).code == 0
+    fewer = (pretrain, starts[0], selection(final_overrides=own, seeds=[0]))
+    assert Run(tmp_path, entries=fewer).executor.submitted == []
+    assert (tmp_path / "jobs" / FINAL[1] / "result.json").is_file()
+    (tmp_path / "jobs" / SEARCH[2] / "result.json").write_text(json.dumps({METRIC: 0.999}))
+    again = Run(tmp_path, entries=fewer)
+    assert again.executor.submitted == FINAL[:1]
+    assert again.said[-1].endswith(f"it is kept as superseded/{FINAL[1]}")
+    assert not (tmp_path / "jobs" / FINAL[1]).exists()
+
+
+def test_final_runs_with_other_overrides_are_kept_aside_unless_they_run(tmp_path):
+    assert Run(tmp_path).code == 0
+    pretrain = Job(TINY, name="pretrain")
+    entries = (pretrain, selection(final_overrides={**TEST, "train_steps": 7}))
+    with locked(run_lock(tmp_path / "jobs" / FINAL[0])):
+        assert Run(tmp_path, entries=entries, stop=1).executor.submitted == []
+    again = Run(tmp_path, entries=entries)
+    assert again.executor.submitted == FINAL
+    reason = f"{FINAL[0]}: was started with other settings (train_steps: "
+    assert any(line.startswith(reason) for line in again.said)
+
+
 def test_a_final_run_of_an_earlier_selection_that_still_runs_is_not_moved(tmp_path):
     assert Run(tmp_path).code == 0
     (tmp_path / "jobs" / SEARCH[2] / "result.json").write_text(json.dumps({METRIC: 0.999}))

@@ -1,12 +1,14 @@
 """The losses of pairs of images and texts on one device, by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from vit_jax.tasks.image_text import totals
-from vit_jax.tasks.image_text.losses import LOSSES, sigmoid_loss, softmax_loss
+from vit_jax.tasks.image_text.losses import LOSSES, _ring, _rows, sigmoid_loss, softmax_loss
 
 TWO = jnp.eye(2)
 ONE, ZERO = jnp.float32(1), jnp.float32(0)
@@ -69,6 +71,32 @@ def test_value_and_gradient_are_those_of_the_formula(kind):
     want = jax.value_and_grad(lambda *a: 2 * plain(kind, *a), every)(*arguments)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_two_devices_compute_the_loss_of_the_whole_batch(kind):
+    """`vmap` stands in for two devices, each with three of the six pairs."""
+    images, _ = embeddings(seed=106)
+    # Images 0 and 4 find their texts. Those of 1 and 5 are beaten on their own device alone, and
+    # those of 2 and 3 on the other one alone.
+    texts = images[jnp.array([0, 3, 1, 5, 4, 2])]
+    scalars = jnp.float32(5), jnp.float32(-3)
+    on_devices = jax.vmap(
+        partial(_rows if kind == "softmax" else _ring, ("devices",)),
+        (0, 0, None, None),
+        axis_name="devices",
+    )
+    losses, found, *gradients = on_devices(
+        images.reshape(2, 3, -1), texts.reshape(2, 3, -1), *scalars
+    )
+    whole = float(plain(kind, images, texts, *scalars))
+    assert float(losses.sum()) / 6 == pytest.approx(whole, rel=1e-5)
+    assert found.ravel().tolist() == [True, False, False, False, True, False]
+    if gradients:
+        want = jax.grad(partial(plain, kind), (0, 1, 2, 3))(images, texts, *scalars)
+        for ours, other in zip(gradients[0], want, strict=True):
+            ours = ours.reshape(other.shape) if other.ndim else ours.sum()
+            np.testing.assert_allclose(ours / 6, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("block", [4, 16, 100])

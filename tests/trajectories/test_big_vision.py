@@ -1,4 +1,4 @@
-"""Recipes against big_vision (0127fb6) and vision_transformer (c6de1e5), step by step."""
+"""Recipes against big_vision (0127fb6), vision_transformer (c6de1e5) and AlgoPerf (2c90454)."""
 
 import json
 
@@ -28,8 +28,8 @@ NAMES = [
     "transfer",
 ]  # fmt: skip
 SLOW = [
-    "augreg_imagenet21k", "better_plain_vit_mlp", "bit_r50x1", "flexivit_supervised", "hybrid_r26",
-    "lit_adam", "pretrain_imagenet21k", "siglip",
+    "algoperf_vit", "algoperf_vit_map", "augreg_imagenet21k", "better_plain_vit_mlp", "bit_r50x1",
+    "flexivit_supervised", "hybrid_r26", "lit_adam", "pretrain_imagenet21k", "siglip",
 ]  # fmt: skip
 
 

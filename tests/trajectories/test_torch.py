@@ -1,13 +1,15 @@
 """Recipes against PyTorch code, step by step.
 
 DeiT and DeiT III (7e160fe), MAE (efb2a80), DINO (7c446df), iBOT (da316d8), open_clip (89fb801),
-Muon (857d1ad), LAMB of timm (aa4b585) and schedule-free (70785b5).
+Muon (857d1ad), LAMB and NaFlexVit of timm (aa4b585) and schedule-free (70785b5).
 """
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from trajectories.replay import SMALL, Replay, draw_images, mixed_labels, read_golden
+
+from vit_jax.models.naflex import Patches
 
 # Stochastic depth draws other random numbers.
 VIT = {"model.name": "ViT-B/4", **SMALL}
@@ -71,6 +73,29 @@ def test_clip():
     tokens = np.where(place == ends, 63, np.where(place > ends, 0, words)).astype(np.int32)
     losses, state = replay.train(lambda step: {"image": images[step], "tokens": tokens[step]})
     assert not np.asarray(state.params["image"]["patch_embedding"]["bias"]).any()
+    replay.check(state.params, losses)
+
+
+@pytest.mark.slow
+def test_naflex():
+    lengths = (16, 36, 64)
+    overrides = {key: value for key, value in VIT.items() if key != "data.image_size"} | {
+        "model.position_grid": 4,
+        "flexible.sequence_lengths": lengths,
+        "data.sequence_length": 64,
+        "train_epochs": 15.0,
+        "optimizer.schedule.warmup_steps": 3,
+    }
+    replay = Replay(read_golden("naflex"), "naflex.py", overrides)
+    rng, drawn, batches = replay.rng, replay.rng.choice(lengths, 30), []
+    for length in drawn:
+        rows = rng.randint(1, 9, 8)
+        grid = np.stack([rows, np.minimum(rng.randint(1, 13, 8), length // rows)], 1)
+        # Padding has random bytes, too: it must not change anything.
+        patches = rng.randint(0, 256, (8, length, 48)).astype(np.float32) / np.float32(127.5) - 1
+        image = Patches(patches, grid.astype(np.int32))
+        batches.append({"image": image, "label": rng.randint(0, 10, 8).astype(np.int32)})
+    losses, state = replay.train(batches.__getitem__, variant_of=lambda step: f"n{drawn[step]}")
     replay.check(state.params, losses)
 
 

@@ -14,6 +14,7 @@ import runpy
 import traceback
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from vit_jax.config.durations import DURATION_UNITS
@@ -22,13 +23,14 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, first_few
 from vit_jax.models.options import AUTO
 from vit_jax.schema import Section, parse_override, section_of
-from vit_jax.storage.files import read_json
+from vit_jax.storage.files import read_file, read_json
 from vit_jax.storage.paths import local_path, user_path
 
 log = logging.getLogger(__name__)
 
 # Keys that name compiled programs, or options with which XLA is told to run some.
 _PROGRAMS = ("compile_cache", "compiler_options")
+_LARGEST_BYTES = 1 << 24  # of a Python file
 
 
 def load_config(
@@ -197,7 +199,12 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
             f"a Python file with {function}()",
             _other_recipe(path, colon + arg) if option == "config" else f"check --{option}",
         )
-    names = _run(path, option, lambda: runpy.run_path(path))
+
+    def run() -> dict[str, Any]:
+        read_file(Path(path), _LARGEST_BYTES)  # It names a Git LFS pointer.
+        return runpy.run_path(path)
+
+    names = _run(path, option, run)
     call = names.get(function)
     if call is None:
         raise ConfigError(f"{path} has no {function}", f"def {function}(arg)", "add that function")

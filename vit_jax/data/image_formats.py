@@ -31,7 +31,12 @@ _UNREAD = {
     "EPS": (".eps",),
     "PDF": (".pdf",),
     "Targa": (".tga",),
-    "ICO": (".ico",),
+    "ICO": (".ico", ".cur"),
+    "ICNS": (".icns",),
+    "MPO": (".mpo",),
+    "APNG": (".apng",),
+    "DIB": (".dib",),
+    "X11 image": (".xbm", ".xpm", ".xwd"),
     "PNM": (".pnm", ".pbm", ".pam", ".pfm"),
     "PCX": (".pcx",),
     "QOI": (".qoi",),
@@ -88,6 +93,8 @@ def described(encoded: bytes) -> tuple[str, str] | None:
         return LFS_POINTER, LFS_FIX
     if _is_heif(encoded) and not _has_heif():
         return "HEIC, which needs pillow-heif", "run: pip install pillow-heif, or convert it"
+    if encoded[128:132] == b"DICM":
+        return "DICOM", "convert it to JPEG or PNG, which needs a window of its values"
     return None
 
 

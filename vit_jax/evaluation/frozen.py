@@ -16,7 +16,7 @@ from vit_jax.data.cache import cached
 from vit_jax.data.loader import batch_spec, eval_batches
 from vit_jax.data.sources import LabelledSource, Source, open_source
 from vit_jax.data.transforms import make_eval_transform
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, other_data
 from vit_jax.evaluation.draws import check_shots
 from vit_jax.evaluation.features import (
     FeatureExtractor,
@@ -81,13 +81,13 @@ class FrozenEvaluator:
             return
         check_batch_size(mesh, self._batch_size, "fewshot.batch_size")
         self._own = build_feature_extractor(options, image_size, config.features, mesh)
-        self._datasets = [
-            _open_dataset(name, dataset, data, image_size)
-            for name, dataset in config.datasets.items()
-        ]
+        self._datasets = []
+        for name, dataset in config.datasets.items():
+            with other_data(f"few-shot dataset {name!r}"):
+                self._datasets.append(_open_dataset(name, dataset, data, image_size))
+                self._check_classes(self._datasets[-1])
         self._models: dict[int, FeatureExtractor] = {}
         for dataset in self._datasets:
-            self._check_classes(dataset)
             size = (dataset.image_size, dataset.image_size)
             same = size == self._own.image_size
             self._models[dataset.image_size] = (
@@ -106,7 +106,8 @@ class FrozenEvaluator:
         metrics: dict[str, float] = {}
         for dataset in self._datasets:
             begin = time.perf_counter()
-            splits = self._extract_splits(dataset, params, stop)
+            with other_data(f"few-shot dataset {dataset.name!r}"):
+                splits = self._extract_splits(dataset, params, stop)
             if splits is None:
                 return None
             seconds = time.perf_counter() - begin
@@ -204,8 +205,7 @@ def _open_dataset(
     side = dataset.image_size
     if side is None and image_size[0] != image_size[1]:
         raise DataError(
-            f"few-shot dataset {name!r} has no image_size, and the model's"
-            f" {image_size[0]}x{image_size[1]} is not square",
+            f"no image_size, and the model's {image_size[0]}x{image_size[1]} is not square",
             "a size in pixels",
             "set its image_size",
         )
@@ -223,16 +223,11 @@ def _open_dataset(
     wanted = {"train": dataset.train_split, "test": dataset.test_split}
     if dataset.held_out_split is not None:
         wanted["held_out"] = dataset.held_out_split
-    try:
-        sources: dict[str, Source] = {key: open_source(own, split) for key, split in wanted.items()}
-    except DataError as error:
-        raise DataError(
-            f"few-shot dataset {name!r}: {error.got}", error.expected, error.fix
-        ) from None
+    sources: dict[str, Source] = {key: open_source(own, split) for key, split in wanted.items()}
     for key in ("train", "held_out"):
         if key in sources and sources[key].fingerprint == sources["test"].fingerprint:
             raise DataError(
-                f"few-shot dataset {name!r}: split {wanted[key]!r} is also the test split",
+                f"split {wanted[key]!r} is also the test split",
                 "different splits",
                 "change train_split, held_out_split or test_split",
             )

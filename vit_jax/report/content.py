@@ -17,7 +17,7 @@ from vit_jax.report.differences import difference_table
 from vit_jax.report.drawing import draw, save
 from vit_jax.report.frame import run_frame
 from vit_jax.report.plots import draw_plot
-from vit_jax.report.requests import ReportRequest, TableRequest, read_report
+from vit_jax.report.requests import PlotRequest, ReportRequest, TableRequest, read_report
 from vit_jax.report.run import STATES, Run
 from vit_jax.report.runs import Runs
 from vit_jax.report.scores import has_metric
@@ -120,21 +120,25 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
                 log.warning("left out while runs are missing: %s", error.got)
         return made
 
+    def of(request: TableRequest | PlotRequest, metric: str) -> pd.DataFrame:
+        # Candidates are shown if a stage is asked for, or if only they have the metric.
+        asks = "stage" in request.where
+        return reported if has_metric(reported, metric) and not asks else frame
+
     def make_tables(one: TableRequest) -> list[Table]:
-        # Of candidates, if only they have the metric.
-        scores = score_table(one, reported if has_metric(reported, one.metric) else frame)
+        scores = score_table(one, of(one, one.metric))
         return [scores] if one.against is None else [scores, difference_table(one, scores)]
 
     # Everything is made before anything is written, so a wrong name leaves no files behind.
     scores = make_all("tables", defaults.default_tables, make_tables)
-    plots = make_all("plots", defaults.default_plots, lambda r: draw_plot(r, reported, palette))
+    plots = make_all("plots", defaults.default_plots, lambda r: draw_plot(r, of(r, r.y), palette))
     curves = make_all(
         "curves", defaults.default_curves, lambda r: draw_learning_curves(r, frame, palette)
     )
     csv = overview.runs_csv(found, frame)
     tables = (
         overview.models_table(frame),
-        overview.selections_table(frame, scores),
+        overview.selections_table(found, frame, scores),
         missing,
         overview.all_runs_table(frame, csv, scores),
         overview.hardware_table(frame),

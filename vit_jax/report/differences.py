@@ -5,7 +5,7 @@ import numpy as np
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.evaluation.intervals import interval
 from vit_jax.evaluation.metric_kinds import kind_of
-from vit_jax.report.intervals import is_equal_within, is_told_apart
+from vit_jax.report.intervals import are_comparable, is_equal_within, is_told_apart
 from vit_jax.report.labels import format_metric
 from vit_jax.report.requests import TableRequest
 from vit_jax.report.tables import CHANCE, Cell, Table
@@ -32,33 +32,29 @@ def difference_table(request: TableRequest, scores: Table) -> Table:
         if ours is None or theirs is None:
             return Cell("–")
         mean = ours["mean"] - theirs["mean"]
-        if not (ours["source"] and theirs["source"]):
+        if not are_comparable(ours, theirs):
             return Cell(f"{format_metric(mean, metric, like=theirs['mean'])} {_UNKNOWN}", mean)
         low, high = interval(ours["draws"] - theirs["draws"])
         parts = [format_metric(value, metric, like=theirs["mean"]) for value in (mean, low, high)]
         verdict = _verdict(ours["draws"], theirs["draws"], request)
         return Cell(f"{parts[0]} [{parts[1]}, {parts[2]}] {verdict}", mean)
 
+    shown = [
+        [Cell(row), *(cell(name, row) for name in scores.header[1:])]
+        for row in rows
+        if row != against
+    ]
     unit = "Percentage points. " if kind_of(metric).is_fraction else ""
     notes = [f"{unit}Mean minus that of {against} [95 % interval]. Not significant: it holds zero."]
-    if (means["source"] == "").any():
+    if any(cell.text.endswith(_UNKNOWN) for row in shown for cell in row):
         notes.append(
             f"{_UNKNOWN[1:2].upper()}{_UNKNOWN[2:-1]}: neither test images nor seeds show by how"
-            " much the means could differ by chance."
+            " much both means could differ by chance."
         )
     if request.margin is not None:
         margin = format_metric(request.margin, metric)
         notes.append(f"Equal: two one-sided tests at 5 % show a difference of less than {margin}.")
-    return Table(
-        f"{scores.title}: differences from {against}",
-        scores.header,
-        [
-            [Cell(row), *(cell(name, row) for name in scores.header[1:])]
-            for row in rows
-            if row != against
-        ],
-        notes,
-    )
+    return Table(f"{scores.title}: differences from {against}", scores.header, shown, notes)
 
 
 def _verdict(ours: np.ndarray, theirs: np.ndarray, request: TableRequest) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vit_jax.errors import FileError
+from vit_jax.errors import FileError, first_few
 from vit_jax.evaluation.by_class import confusion_file, read_confusion
 from vit_jax.evaluation.correct import Correctness, correct_file, read_correct
 from vit_jax.evaluation.intervals import (
@@ -50,10 +50,10 @@ log = logging.getLogger(__name__)
 _DRAWN = ["draws", "images", "paired", "freedom", "pooled", "source"]
 # A figure of result.json is a ratio of counts, and may have been rounded to float32.
 _ROUNDING = 1e-6
-# A mean over classes with fewer images than as many as this of a single class gets no interval.
-_FEWEST_IMAGES = 20
+# A class with fewer images shows too little of its variance.
 _FEW_IN_CLASS = 10
 _DIGITS = 10
+_SOURCES = ("images", "seeds")
 
 
 def with_intervals(
@@ -85,7 +85,9 @@ def with_intervals(
         for draws, source in zip(drawn["draws"], drawn["source"], strict=True)
     ]
     low, high = np.array(ends).reshape(-1, 2).T
-    low, high = np.clip((low, high), *kind_of(metric).bounds)  # Student's t does not know them.
+    bounds = kind_of(metric).bounds
+    if means["mean"].between(*bounds).all():  # Not a metric of another unit with such a name.
+        low, high = np.clip((low, high), *bounds)  # Student's t does not know them.
     # The last digits differ between versions of SciPy and NumPy.
     low, high = np.round((low, high), _DIGITS)
     return means.join(drawn.assign(low=low, high=high))
@@ -113,7 +115,8 @@ def draw_means(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
         freedom = sum(len(values) - 1 for values in pool)
         draws, images, paired = _draw_images(cell, name)
         draws = np.mean(values_by_seed(cell)) + draws
-        vary = any(np.ptp(values) for values in pool)  # Not if all seeds agree.
+        # Not if all seeds agree, up to rounding.
+        vary = any(np.ptp(values) > _ROUNDING * np.abs(values).max() for values in pool)
         if vary:
             squares = sum(float(np.var(values)) * len(values) for values in pool)
             deviation = np.sqrt(squares / freedom / len(values_by_seed(cell)))
@@ -138,16 +141,26 @@ def draw_means_over(
         draws, images, paired, freedom, pooled, sources = zip(
             *(one.values() for one in members), strict=True
         )
-        mean, source = np.mean(draws, axis=0), sources[0] if all(sources) else ""
-        rows.append((mean, sum(images), " ".join(paired), min(freedom), min(pooled), source))
+        mean = np.mean(draws, axis=0)
+        source = " and ".join(one for one in _SOURCES if all(one in each for each in sources))
+        count = sum(images) if "images" in source else 0
+        rows.append((mean, count, " ".join(paired), min(freedom), min(pooled), source))
     index = pd.MultiIndex.from_tuples(list(cells), names=drawn.index.names)
     return pd.DataFrame(rows, index=index, columns=_DRAWN)
 
 
+def are_comparable(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
+    """Whether the uncertainty of the difference of two means of `draw_means` is known.
+
+    It is not if only one of them has draws of its test images.
+    """
+    sources = first["source"], second["source"]
+    return all(sources) and len({"images" in source for source in sources}) == 1
+
+
 def is_alike(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
     """Whether two means of `draw_means` do not differ significantly, as far as that is known."""
-    known = first["source"] and second["source"]
-    return bool(known) and not is_told_apart(first["draws"], second["draws"])
+    return are_comparable(first, second) and not is_told_apart(first["draws"], second["draws"])
 
 
 def is_told_apart(first: np.ndarray, second: np.ndarray) -> bool:
@@ -171,9 +184,14 @@ def describe_means(means: pd.DataFrame) -> str:
     sources += ["seeds"] * bool(means["source"].str.contains("seeds").any())
     if not sources:
         return f"{first}, so no interval" if single else f"{first}, whose uncertainty is not known"
-    known = not len(images) or bool((means["paired"] != "").all())
-    unpaired = "" if known else "; images are not paired"
-    return f"{first} [95 % interval over {' and '.join(sources)}{unpaired}]"
+    drawn = means[means["source"].str.contains("images")]
+    unpaired = "; images are not paired" * bool((drawn["paired"] == "").any())
+    fewer = ""
+    for source in _SOURCES if len(sources) > 1 else ():
+        alone = means.index[means["source"] == source]
+        names = [" ".join(filter(None, map(str, at[:2]))) for at in alone]
+        fewer += f"; over {source} alone: {first_few(names, 5)}" * bool(names)
+    return f"{first} [95 % interval over {' and '.join(sources)}{unpaired}{fewer}]"
 
 
 def describe_seeds(means: pd.DataFrame, pool: str) -> list[str]:
@@ -181,13 +199,18 @@ def describe_seeds(means: pd.DataFrame, pool: str) -> list[str]:
 
     The values of the column `pool` were pooled separately.
     """
-    several = means[means["freedom"] > 0]
+    several = means[means["source"].str.contains("seeds")]
     if several.empty:
         return []
     freedom = f"{_range(several['freedom'])} degrees of freedom"
     freedom = "1 degree of freedom" if several["freedom"].max() == 1 else freedom
     if several["pooled"].max() == 1:
-        return [f"The seed deviation is that of each cell alone, with {freedom}."]
+        if (several["n"] > 1).all():
+            return [f"The seed deviation is that of each cell alone, with {freedom}."]
+        return [
+            f"The seed deviation is that of a single cell, with {freedom}, assuming that it is the"
+            f" same for all models of the same {lower_first(title_of(pool))}."
+        ]
     cells = f"{_range(several['pooled'])} cells of the same {lower_first(title_of(pool))}"
     return [
         f"The seed deviation is pooled over {cells}, with {freedom}, assuming that it is the same"
@@ -270,9 +293,7 @@ def _enough_images(totals: np.ndarray) -> bool:
     Of classes with very few images nothing shows the variance, so they must not decide the whole.
     """
     of_class = 1 / totals
-    few = of_class[totals < _FEW_IN_CLASS].sum()
-    enough = len(totals) ** 2 / of_class.sum() >= _FEWEST_IMAGES
-    return bool(enough and few <= of_class.sum() / 4)
+    return bool(of_class[totals < _FEW_IN_CLASS].sum() <= of_class.sum() / 4)
 
 
 def _in_order_of_images(

@@ -80,17 +80,14 @@ def all_runs_table(frame: pd.DataFrame, csv: pd.DataFrame, scores: Iterable[Tabl
     return table_of("All runs", used.rename(columns=lambda name: name.removeprefix("label.")))
 
 
-def selections_table(frame: pd.DataFrame, scores: Iterable[Table]) -> Table:
+def selections_table(found: Runs, frame: pd.DataFrame, scores: Iterable[Table]) -> Table:
     """Returns how the settings of final runs were selected, one row per selection."""
     reported = {split_of(table.metric) for table in scores}
     selections = frame.index.map(lambda run: repr(run.job.get("selection") or ""))
     groups = [group for _, group in frame.groupby(selections, sort=False)]
     selected = [group for group in groups if group.index[0].job.get("selection")]
     # Another sweep in the same report may have a selection of the same name.
-    rows = [
-        _selection(g, reported, [r for r in frame.index if _sweep_of(r) == _sweep_of(g.index[0])])
-        for g in selected
-    ]
+    rows = [_selection(g, reported, _same_sweep(found, g.index[0])) for g in selected]
     return table_of("Selected settings", pd.DataFrame(rows))
 
 
@@ -130,9 +127,20 @@ def _selection(
     }
 
 
-def _sweep_of(run: Run) -> str:
-    """Returns the folder of the jobs of a run's sweep."""
-    return str(run.path).removesuffix(str(run.job.get("name", "")))
+def _same_sweep(found: Runs, run: Run) -> list[Run]:
+    """Returns the runs of a run's sweep, without those of jobs that were removed from it."""
+    jobs = str(run.path).removesuffix(str(run.job.get("name", "")))
+    sweeps = {f"{folder}/jobs/": sweep for folder, sweep in found.sweeps.items()}
+    names = {*_job_names(sweeps.get(jobs, {}))}
+    same = [one for one in found.runs if str(one.path) == f"{jobs}{one.job.get('name', '')}"]
+    return [one for one in same if not names or one.job.get("name") in names]
+
+
+def _job_names(sweep: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the jobs in a sweep.json."""
+    return [
+        str(job.get("name") if isinstance(job, dict) else job) for job in sweep.get("jobs") or ()
+    ]
 
 
 def _better_candidate(selection: Mapping[str, Any], folder: str, found: Iterable[Run]) -> str:
@@ -263,8 +271,7 @@ def missing_table(found: Runs, frame: pd.DataFrame) -> Table:
 
 def _jobs_without_folder(found: Runs) -> Iterator[str]:
     for folder, sweep in found.sweeps.items():
-        for job in sweep.get("jobs") or []:
-            name = str(job.get("name") if isinstance(job, dict) else job)
+        for name in _job_names(sweep):
             path = folder / "jobs" / name
             if not path.exists() and any(root in (path, *path.parents) for root in found.roots):
                 yield name

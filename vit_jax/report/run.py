@@ -59,6 +59,7 @@ class Run:
         job: job.json, written by a sweep.
         attempt: the latest start of a sweep's job; None: no sweep has started it.
         figures: the final value of every metric; the latest one if the run is not finished.
+        not_finite: the metrics whose final value is infinite or NaN.
         ancestors: the runs this one was initialised from, nearest first.
         unknown_init: why some ancestors are unknown; "" if all are known.
         problems: files that could not be read, and why.
@@ -82,9 +83,9 @@ class Run:
         latest = {k: v for row in rows for k, v in row.items() if k not in ("step", "time")}
         final = self.result.get("seconds", {})
         latest |= {f"seconds/{part}": seconds for part, seconds in final.items()}
-        self.figures: dict[str, float] = {
-            k: v for k, v in (latest | self.result).items() if is_number(v) and math.isfinite(v)
-        }
+        numbers = {k: v for k, v in (latest | self.result).items() if is_number(v)}
+        self.figures: dict[str, float] = {k: v for k, v in numbers.items() if math.isfinite(v)}
+        self.not_finite = numbers.keys() - self.figures.keys()
         self.ancestors: list[Run] = []
         self.unknown_init = ""
 

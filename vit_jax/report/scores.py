@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from vit_jax.errors import ConfigError, nearest
+from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.evaluation.metric_kinds import class_of, kind_of
 from vit_jax.report.frame import differing, differing_settings, place
 from vit_jax.report.labels import FROZEN_FEATURES, is_number, natural_key
@@ -44,7 +44,15 @@ def observe(
         deviation over the draws of examples inside the run, or None), METRIC (the metric's name)
         and POOL (the value of `pool`).
     """
-    return place(_find_values(frame, pattern, option), where, pool=pool, **axes)
+    observed = place(_find_values(frame, pattern, option), where, pool=pool, **axes)
+    for _, cell in observed.groupby([f"@{axis}" for axis in axes]):
+        if len(names := sorted({*cell[METRIC]}, key=natural_key)) > 1:
+            raise ConfigError(
+                f"{option}={pattern} puts several metrics into one place: {first_few(names, 3)}",
+                "each {word} in one of " + ", ".join(axes),
+                "add it, as in columns=dataset+shots, or name one metric",
+            )
+    return observed
 
 
 def _find_values(frame: pd.DataFrame, pattern: str, option: str) -> pd.DataFrame:

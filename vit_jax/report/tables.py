@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from vit_jax.errors import ConfigError
+from vit_jax.errors import ConfigError, first_few
 from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report import labels, vtab
 from vit_jax.report.frame import text_column
@@ -114,7 +114,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
         request.heading,
         [labels.title_of(request.rows), *columns],
         shown + _chance_row(metric, observed, columns),
-        _notes(request, means, observed, pending=bool(pending)),
+        _notes(request, means, observed, pending=bool(pending)) + _lost(request, frame),
         metric,
         means.loc[[(name, row) for row in rows for name in columns if (name, row) in scores]],
     )
@@ -166,14 +166,27 @@ def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[tuple[str, str]
     asked = {*request.rows.split("+"), *request.columns.split("+")}
     if asked & {*metric_regex(request.metric).groupindex}:
         return {}  # The cell of a run is not known before it has a result.
-    for name, wanted in request.where.items():
-        frame = frame[text_column(frame, name) == wanted]
+    frame = _where(request, frame)
     frozen = request.metric.partition("/")[0] in FROZEN_FEATURES
     frame = frame[[not r.finished and _measures(r, frozen=frozen) for r in frame.index]]
     columns, rows = text_column(frame, request.columns), text_column(frame, request.rows)
     placed = frame[(columns != "") & (rows != "")]
     states: dict[Any, list[str]] = placed.groupby([columns, rows])["state"].agg(list).to_dict()
     return states
+
+
+def _lost(request: TableRequest, frame: pd.DataFrame) -> list[str]:
+    """Returns a sentence that names finished runs whose value is infinite or NaN."""
+    wanted = _where(request, frame)
+    matches = metric_regex(request.metric).fullmatch
+    lost = [run.name for run in wanted.index if run.finished and any(map(matches, run.not_finite))]
+    return [f"Not in the means, because it is not finite: {first_few(lost, 5)}."] if lost else []
+
+
+def _where(request: TableRequest, frame: pd.DataFrame) -> pd.DataFrame:
+    for name, wanted in request.where.items():
+        frame = frame[text_column(frame, name) == wanted]
+    return frame
 
 
 def _measures(run: Run, *, frozen: bool) -> bool:

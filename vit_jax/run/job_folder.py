@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from vit_jax.errors import EXIT_STOPPED, DataError, HostsError, UserError
+from vit_jax.errors import EXIT_STOPPED, DataError, HostsError, OtherDataError, UserError
 from vit_jax.run.metrics import read_last_metrics
 from vit_jax.storage.files import append_text, read_json, write_json
 from vit_jax.storage.lock import is_locked
@@ -124,7 +124,8 @@ def error_file(folder: Path) -> Path:
 def note_data_error(error: UserError) -> None:
     """Notes for the sweep that started this process that its data, or a `data.` key, are wrong."""
     path = os.environ.get(ERROR_FILE)
-    if path and (isinstance(error, DataError) or (error.key or "").startswith("data.")):
+    is_own = isinstance(error, DataError) and not isinstance(error, OtherDataError)
+    if path and (is_own or (error.key or "").startswith("data.")):
         with contextlib.suppress(OSError):
             write_json(Path(path), {"error": str(error)})
 

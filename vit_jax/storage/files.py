@@ -121,11 +121,14 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     """Reads a file whose size is checked first."""
     check_regular(path, most_bytes)
     if isinstance(path, BucketPath):  # It tries again if the connection breaks.
-        return path.read_bytes()
-    with path.open("rb") as file:
-        content = file.read(most_bytes + 1)  # Files of /proc have the size 0.
+        content = path.read_bytes()
+    else:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)  # Files of /proc have the size 0.
     if len(content) > most_bytes:
         raise FileError(f"{path} is growing", f"at most {most_bytes:,} bytes", "give another file")
+    if is_lfs_pointer(content):
+        raise FileError(f"{path} is {LFS_POINTER}", "the file", LFS_FIX)
     return content
 
 
@@ -167,10 +170,9 @@ def read_json(
     """
     expected = {dict: "a JSON object", list: "a JSON array"}[kind]
     try:
-        encoded = read_file(path, _JSON_BYTES)
-        is_pointer = is_lfs_pointer(encoded)
-        content = None if is_pointer else parse_json(encoded)
+        content = parse_json(read_file(path, _JSON_BYTES))
     except FileError as problem:
+        fix = LFS_FIX if problem.fix == LFS_FIX else fix
         raise error(problem.got, expected, fix) from None
     except FileNotFoundError:
         raise error(f"no file {path}", expected, fix) from None
@@ -178,8 +180,6 @@ def read_json(
         raise error(f"cannot read {path}: {problem.strerror}", expected, fix) from None
     except ValueError as problem:  # Neither UTF-8 nor JSON.
         raise error(f"{path} is damaged: {problem}", expected, fix) from None
-    if is_pointer:
-        raise error(f"{path} is {LFS_POINTER}", expected, LFS_FIX)
     if not isinstance(content, kind):
         article = "an" if isinstance(content, int) else "a"
         raise error(f"{path} holds {article} {type(content).__name__}", expected, fix)

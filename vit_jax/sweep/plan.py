@@ -107,11 +107,15 @@ class Plan:
                 [job.config for job in finals if job.config],
             )
 
-    def apply_choice(self, selection: Selection, choice: dict[str, Any]) -> None:
-        """Gives the final runs of a selection the settings of a choice in job.json's format."""
-        for name, job in selection.final_jobs(choice["chosen"]).items():
-            planned = self._plan_job(name, job, selection)
-            self.jobs[name] = dataclasses.replace(planned, choice=choice)
+    def jobs_of_choice(
+        self, selection: Selection, choice: dict[str, Any], seeds: Sequence[int]
+    ) -> dict[str, PlannedJob]:
+        """Returns name -> final run of each seed, with the settings of a choice in job.json."""
+        jobs = dataclasses.replace(selection, seeds=seeds).final_jobs(choice["chosen"])
+        return {
+            name: dataclasses.replace(self._plan_job(name, job, selection), choice=choice)
+            for name, job in jobs.items()
+        }
 
     def _check_start(self, planned: PlannedJob) -> None:
         """Raises SweepError if a training job starts from a job of the sweep with another model."""
@@ -140,7 +144,8 @@ class Plan:
             if found is None:
                 return value
             option, other = found.groups()
-            if other not in self._defined:
+            # A final run of a seed that was removed may refer to a job that was, too.
+            if other not in self._defined and name in self._defined:
                 raise SweepError(
                     f"job {name!r} refers to {value!r}, and no job has this name",
                     f"one of the {len(self._defined)} jobs of the sweep",

@@ -144,8 +144,8 @@ def read_state(
     found: dict[str, JobStatus] = {}
     for name in plan.jobs:  # Each comes after the jobs that it needs.
         selection = plan.jobs[name].awaited_selection
-        if selection is not None and _select(plan, selection, found, say):
-            files |= dict.fromkeys(_supersede(plan, selection, say), (None, None))
+        if selection is not None:
+            files |= dict.fromkeys(_select(plan, selection, found, say), (None, None))
         job, state = plan.jobs[name], running.get(name)
         if job.problem is not None:
             found[name] = JobStatus(job, "failed", job.problem)
@@ -208,10 +208,10 @@ def _status(
 
 def _select(
     plan: Plan, selection: Selection, found: Mapping[str, JobStatus], say: Callable[[str], None]
-) -> bool:
-    """Makes a selection if all its candidates have ended; returns whether it is made.
+) -> list[str]:
+    """Makes a selection if all its candidates have ended; returns the names of superseded jobs.
 
-    It waits for final runs of an earlier selection that are still running.
+    It waits for superseded jobs that are still running.
     """
     candidates = [found[name] for name in selection.candidate_jobs]
     ended = ("finished", "failed") if selection.on_failed == "skip" else ("finished",)
@@ -220,46 +220,54 @@ def _select(
         skipped = lost and selection.on_failed == "skip"
         # A candidate that only waits for its data to be mended may still run.
         if candidate.state not in ended and not skipped:
-            return False
+            return []
     try:
         choice = select_best(selection, [(c.name, c.result) for c in candidates])
     except SweepError as error:
         say(str(error))
         for name in selection.final_names:
             plan.jobs[name] = dataclasses.replace(plan.jobs[name], problem=str(error))
-        return False
-    if any(_runs_another_choice(plan.jobs[name], choice) for name in selection.final_names):
-        return False
+        return []
+    # Also of seeds that the selection had before.
+    folders = (plan.folder / "jobs" / "final" / selection.name).glob("seed*")
+    before = {int(f.name[4:]) for f in folders if f.name[4:].isdecimal()} - {*selection.seeds}
+    jobs = plan.jobs_of_choice(selection, choice, (*selection.seeds, *sorted(before)))
+    superseded = _superseded({**plan.jobs, **jobs}, jobs)
+    if any(_may_be_running(plan.folder / "jobs" / name) for name in superseded):
+        return []
     score = f"{choice['metric']} {choice['score']:.4f}"
     say(f"{selection.name}: selected {choice['chosen']} of {len(candidates)} by {score}")
-    plan.apply_choice(selection, choice)
-    return True
-
-
-def _supersede(plan: Plan, selection: Selection, say: Callable[[str], None]) -> list[str]:
-    """Moves final runs with the settings of an earlier selection away, and the jobs that used them.
-
-    They go to the folder `superseded` of the sweep, which no table shows. Returns their names.
-    """
-    moved: list[str] = []
-    for name, job in plan.jobs.items():  # Each comes after the jobs that it needs.
-        changes = changed_settings(job) if name in selection.final_names else None
-        used = [need for need in job.needs if need in moved]
-        if changes is None and not (used and _was_started(job)):
-            continue
+    plan.jobs.update({name: jobs[name] for name in selection.final_names})
+    for name, why in superseded.items():
         target = _unused(plan.folder / SUPERSEDED / name)
-        why = f"used {used[0]}" if used else f"was of an earlier selection ({changes})"
-        say(f"{name}: {why}; it is kept as {target.relative_to(plan.folder)} and run again")
-        move_tree(job.folder, target, last="job.json")
-        moved.append(name)
-    return moved
+        again = " and run again" if name in plan.jobs else ""
+        say(f"{name}: {why}; it is kept as {target.relative_to(plan.folder)}{again}")
+        move_tree(plan.folder / "jobs" / name, target, last="job.json")
+    return [*superseded]
 
 
-def _runs_another_choice(job: PlannedJob, choice: Mapping[str, Any]) -> bool:
-    before = (read_optional_json(job.folder / "job.json") or {}).get("selection") or {}
-    attempt = read_attempt(job.folder)
-    runs = is_running(job.folder) or (attempt is not None and attempt.may_be_running)
-    return runs and before.get("chosen") != choice["chosen"]
+def _superseded(jobs: Mapping[str, PlannedJob], finals: Mapping[str, PlannedJob]) -> dict[str, str]:
+    """Returns which final runs have other settings than now, and which jobs used them, and why.
+
+    Each of the `jobs` comes after those that it needs.
+    """
+    found: dict[str, str] = {}
+    for name, job in jobs.items():
+        changes = changed_settings(job) if name in finals else None
+        used = [need for need in job.needs if need in found]
+        if changes is not None:
+            before = (read_optional_json(job.folder / "job.json") or {}).get("selection") or {}
+            same = job.choice is not None and before.get("chosen") == job.choice["chosen"]
+            what = "was started with other settings" if same else "was of an earlier selection"
+            found[name] = f"{what} ({changes})"
+        elif used and _was_started(job):
+            found[name] = f"used {used[0]}"
+    return found
+
+
+def _may_be_running(folder: Path) -> bool:
+    attempt = read_attempt(folder)
+    return is_running(folder) or (attempt is not None and attempt.may_be_running)
 
 
 def _was_started(job: PlannedJob) -> bool:

@@ -27,7 +27,7 @@ from vit_jax.data.image_formats import HOW_TO_CONVERT, counted, is_image, unread
 from vit_jax.data.progress import track
 from vit_jax.data.sources.base import Example, bucket_error, hash_of
 from vit_jax.data.sources.folder import FolderSource
-from vit_jax.data.sources.folder_layout import list_children
+from vit_jax.data.sources.folder_layout import check_names, list_children
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
 from vit_jax.data.sources.image_table import read_csv, read_jsonl, split_cells
 from vit_jax.data.sources.listing import Listing, list_named, make_listing
@@ -157,11 +157,11 @@ def _list_table(
         )
     captions: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
-    cells = split_cells(path, table, (column, feature))
-    for number, row, cell in zip(table.lines, table.rows, cells, strict=True):
+    cells = split_cells(path, table, column, feature)
+    for number, row, split in zip(table.lines, table.rows, cells, strict=True):
         where = f"line {number} of {path}"
-        name, split = row.get(column), cell or "train"
-        if not isinstance(name, str) or not name or not isinstance(split, str):
+        name = row.get(column)
+        if not isinstance(name, str) or not name:
             raise DataError(f"{where} has no {column}", "the path of an image", "fix the line")
         if splits.setdefault(name, split) != split:
             raise DataError(
@@ -201,6 +201,7 @@ def _list_tars(
         groups = [(f, f"{f}/{name}") for f in folders for name in list_children(root, files, f)[1]]
     if not groups:
         raise DataError(f"no tar files in {root}", _LAYOUTS, "set data.data_dir")
+    check_names(root, groups)
     found: list[ImageEntry] = []
     places: dict[str, _Place] = {}
     others, unread = 0, Counter[str]()

@@ -31,7 +31,7 @@ class FolderSource:
         for name, reason in listing.left_out.items():
             if re.search(rf"\b{name}\b", split):
                 raise DataError(
-                    f"split {name!r} of {listing.root} has no labels: {reason}",
+                    f"split {name!r} of {listing.root} is left out: {reason}",
                     "the class folders of train in each split",
                     "sort its images into class folders, or list them in a CSV file of"
                     " path,label,split",

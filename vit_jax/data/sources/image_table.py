@@ -3,17 +3,19 @@
 import csv
 import io
 import logging
-from collections.abc import Collection
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_jax.data.sources.split_names import read_splits
+from vit_jax.data.sources.split_names import read_splits, splits_in_paths
 from vit_jax.errors import DataError, first_few
 from vit_jax.storage.files import LFS_FIX, LFS_POINTER, is_lfs_pointer, parse_json
 
 log = logging.getLogger(__name__)
 
 _MAX_NAMED = 10
+# Texts for a value that is not there.
+MISSING = ("nan", "none", "null", "n/a", "#n/a", "na", "<na>", "nat")
 
 
 class Table(NamedTuple):
@@ -27,37 +29,58 @@ class Table(NamedTuple):
 def read_csv(path: Path, separator: str) -> Table:
     """Reads a CSV file. `separator` is the usual one; tabs and semicolons are found."""
     rows, lines = [], []
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            text = file.read()
-            if is_lfs_pointer(text[:100].encode()):
-                raise DataError(f"{path} is {LFS_POINTER}", "a CSV file", LFS_FIX)
-            found = separator_of(text, separator)
-            reader = csv.DictReader(io.StringIO(text, newline=""), restval="", delimiter=found)
-            for row in reader:
-                row.pop(None, None)  # pyright: ignore[reportArgumentType]
-                rows.append(row)
-                lines.append(reader.line_num)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: {error}", "a CSV file in UTF-8", "fix the file") from None
-    return Table(list(reader.fieldnames or []), rows, lines)
+    text = _read(path, "a CSV file")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator_of(text, separator))
+    try:
+        columns = [name.strip() or f"column {i}" for i, name in enumerate(next(reader, []), 1)]
+        for row in filter(None, reader):
+            if len(row) != len(columns):
+                raise DataError(
+                    f"line {reader.line_num} of {path} has {len(row)} values",
+                    f"{len(columns)}, one for each of {','.join(columns)}",
+                    "fix the line: a value with a separator or quotes in it needs quotes",
+                )
+            rows.append(dict(zip(columns, row, strict=True)))
+            lines.append(reader.line_num)
+    except csv.Error as error:
+        raise DataError(f"{path}: {error}", "a CSV file", "fix the file") from None
+    counts = Counter(name.casefold() for name in columns)
+    if twice := [name for name in columns if counts[name.casefold()] > 1]:
+        raise DataError(
+            f"line 1 of {path} has the columns {', '.join(twice)}",
+            "different names, also in small letters",
+            "rename or remove all but one of them",
+        )
+    return Table(columns, rows, lines)
 
 
 def read_jsonl(path: Path) -> Table:
     """Reads a file with a JSON object in each line."""
+    expected = "a JSON object in each line"
     rows: list[dict[str, Any]] = []
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"line {number} is not a JSON object")
-                rows.append(row)
-    except ValueError as error:  # Neither UTF-8 nor JSON.
-        reason = f"line {len(rows) + 1}: {error}" if "line" not in str(error) else str(error)
-        raise DataError(f"{path}: {reason}", "a JSON object in each line", "fix it") from None
+    for number, line in enumerate(io.StringIO(_read(path, expected)), start=1):
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"{path}: line {number}: {error}", expected, "fix it") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: line {number} is not a JSON object", expected, "fix it")
+        rows.append(row)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return Table(columns, rows, list(range(1, len(rows) + 1)))
+
+
+def _read(path: Path, expected: str) -> str:
+    content = path.read_bytes()
+    if is_lfs_pointer(content):
+        raise DataError(f"{path} is {LFS_POINTER}", expected, LFS_FIX)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = content[: error.start].count(b"\n") + 1
+        raise DataError(
+            f"{path}: line {number}: {error.reason}", f"{expected} in UTF-8", "convert the file"
+        ) from None
 
 
 def separator_of(text: str, usual: str) -> str:
@@ -67,28 +90,41 @@ def separator_of(text: str, usual: str) -> str:
     return others[0] if others else usual
 
 
-def split_cells(path: Path, table: Table, used: Collection[str]) -> list[Any]:
-    """Returns the split of each row as the table writes it, or "train".
+def split_cells(path: Path, table: Table, image: str, label: str) -> list[str]:
+    """Returns the split of each row, "train" if no column says it as `read_splits` understands it.
 
-    It is in the column split, or else in one that `read_splits` understands. Says which columns are
-    not read; `used` are those with another meaning.
+    Says which columns are not read. `image` and `label` are columns with another meaning.
     """
-    others = {name: name.strip().casefold() for name in table.columns if name not in used}
-    own = next((name for name, lower in others.items() if lower == "split"), None)
-    if own is not None:
-        splits, read = [row.get(own) for row in table.rows], [own]
-    else:
-        cells = {name: [_text(row.get(name)) for row in table.rows] for name in others}
-        found, read = read_splits(path, cells)
-        splits = ["train"] * len(table.rows) if found is None else found
-        if found is not None:
-            counts = ", ".join(f"{split} {found.count(split):,}" for split in dict.fromkeys(found))
-            log.info("%s: splits by the column %s: %s", path, " and ".join(read), counts)
-    unread = [name for name in others if name not in read]
+    columns: dict[str, list[str]] = {}
+    for name in table.columns:
+        if name in (image, label):
+            continue
+        is_split = name.strip().casefold() == "split"
+        cells = [row.get(name, "train" if is_split else None) for row in table.rows]
+        for line, cell in zip(table.lines, cells, strict=True):
+            if is_split and (
+                not isinstance(cell, str) or cell.strip().casefold() in ("", *MISSING)
+            ):
+                raise DataError(
+                    f"line {line} of {path} has the {name} {cell!r}",
+                    "the name of a split, such as train, val or test",
+                    "fix the line",
+                )
+        columns[name] = ["" if cell is None else str(cell) for cell in cells]
+    found, read = read_splits(path, table.lines, columns)
+    unread = [name for name in columns if name not in read]
     if unread:
         log.info("%s: columns that are not read: %s", path, first_few(unread, _MAX_NAMED))
-    return splits
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    if found is None:
+        for name in (image, *unread):
+            folders = splits_in_paths([str(row.get(name)) for row in table.rows])
+            if len(folders) > 1:
+                log.warning(
+                    "%s: all images are in the split train, but folders in the column %s are named"
+                    " %s: is a column split missing?",
+                    path, name, ", ".join(folders),
+                )  # fmt: skip
+        return ["train"] * len(table.rows)
+    counts = ", ".join(f"{split} {found.count(split):,}" for split in dict.fromkeys(found))
+    log.info("%s: splits by the column %s: %s", path, " and ".join(read), counts)
+    return found

@@ -50,23 +50,22 @@ from vit_jax.data.progress import track
 from vit_jax.data.sources.base import bucket_error
 from vit_jax.data.sources.folder_layout import (
     check_classes,
-    check_tar_names,
+    check_names,
     list_children,
     split_folders,
     splits_without_classes,
+    warn_of_lists,
 )
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.image_table import read_csv, split_cells
-from vit_jax.data.sources.split_names import split_of
+from vit_jax.data.sources.image_table import MISSING, read_csv, split_cells
 from vit_jax.data.sources.tar_files import labelled, labels_in, tar_members
 from vit_jax.errors import DataError, first_few
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.paths import user_path
 
-# Labels that are the same if they are equal as numbers, and texts for a label that is not there.
+# Labels that are the same if they are equal as numbers.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
-_MISSING = ("nan", "none", "null", "n/a", "#n/a", "na", "<na>", "nat")
 _MAX_NAMED = 5
 # A shard of any kind.
 _SHARD = re.compile(r".*\d{3,}")
@@ -163,8 +162,9 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
     bases = split_folders(root, files)
     groups = _groups_in(root, files, bases)
     packed = bool(groups) and not files.is_folder(groups[0].place)
-    if packed:
-        check_tar_names(root, [group.place for group in groups])
+    check_names(root, [(group.split, group.place) for group in groups])
+    if len(bases) == 1:
+        warn_of_lists(root, files.children("")[1])
     # Several tar files of a bucket at a time.
     with ThreadPoolExecutor(_THREADS if files.remote else 1) as pool:
         listed = pool.map(lambda group: _list_group(root, files, group), groups)
@@ -205,10 +205,12 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
         found = chosen
     else:
         check_classes(root, {group.place: inside.images for group, inside in rows})
-    unlabelled = splits_without_classes(found)
+    unlabelled = splits_without_classes(root, found)
     others += sum(image.split in unlabelled for image in found)
     found = [image for image in found if image.split not in unlabelled]
-    left_out |= unlabelled
+    there = {image.split for image in found}
+    empty = {split: "it holds no image that is read" for split, _ in bases if split not in there}
+    left_out = empty | left_out | unlabelled
     for split, reason in left_out.items():
         log.warning("%s: the split %s is left out: %s", root, split, reason)
     if unread:
@@ -319,7 +321,7 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
         number = _NUMBER.fullmatch(plain)
         alike.setdefault(float(plain) if number else plain, []).append(name)
     twice = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
-    missing = [repr(name) for name in classes if name.strip().casefold() in _MISSING]
+    missing = [repr(name) for name in classes if name.strip().casefold() in MISSING]
     warnings = []
     if twice:
         warnings.append(
@@ -341,7 +343,7 @@ def _sorted_classes(names: set[str]) -> list[str]:
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     """Returns (path, label, split) of every line."""
     table = read_csv(path, ",")
-    used = {name.strip().casefold(): name for name in table.columns}
+    used = {name.casefold(): name for name in table.columns}
     if not {"path", "label"} <= set(used):
         raise DataError(
             f"the first line of {path} is {','.join(table.columns)!r}",
@@ -350,12 +352,12 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
         )
     if not table.rows:
         raise DataError(f"{path} lists no image", "one line per image", "add them")
-    splits = split_cells(path, table, [used["path"], used["label"]])
+    splits = split_cells(path, table, used["path"], used["label"])
     rows = [
         (
             row[used["path"]].strip(),
             unicodedata.normalize("NFC", row[used["label"]].strip()),
-            split_of(split) or split.strip(),
+            split,
         )
         for row, split in zip(table.rows, splits, strict=True)
     ]

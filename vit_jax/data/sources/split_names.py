@@ -3,17 +3,19 @@
 Folders and cells: `split_of` understands train, val, valid, validation, dev, eval and test, and
 variants such as Training, test_set, 01_val, train2017 and seg_train.
 
-Lines of a table: a column says which split an image is in if
+Lines of a table: the column `split` says which split an image is in. Another column says it if
 
-- its name does: one of the words split, subset, partition and fold; or set, phase, usage or
-  train_test; or a split alone or after is, in, for or use, such as is_valid or isTrainingImage;
-- or its values do: all of them name splits, or two different splits, or one of two names train, or
-  a few values have such names in them, such as web_train and web_val.
+- its name does: one of its words is split, fold, partition and the like, or train, test, phase and
+  the like. Not if its cells are numbers with fractions, such as those of training_time_s, or, for
+  words such as test, more than ten different texts, such as those of test_id;
+- or its values do: half of them name splits, or two name different splits, one of them train, or
+  there are a few values with names of two splits in them, such as web_train and web_val.
 
-Such a column is read if each value names a split, or if its name asks a question (is_valid) and
-each value is an answer (0 or 1, False or True, no or yes). An image is then in the split of which
-the answer is yes; without a yes it is in "train", or in "val" if is_train has been answered by no.
-A column that says split and cannot be read is an error, because its images would all be trained on.
+Such a column is read if each cell names a split, or if its name asks a question (is_valid) and each
+cell is an answer (0 or 1, False or True, no or yes). An image is then in the split of which the
+answer is yes; without a yes it is in "train", or in "val" if is_train has been answered by no.
+Otherwise it is an error, because all images would be trained on, and so are columns that contradict
+each other. Beside a column `split`, columns that cannot be read are passed over.
 """
 
 import re
@@ -34,22 +36,30 @@ _CELLS = {
     "publictest": "val", "privatetest": "test", "evaluation": "eval", "holdout": "test",
     "heldout": "test", "trn": "train", "tst": "test",
 }  # fmt: skip
-# Names of columns: words that always say split, and whole names without signs.
-_SPLIT_WORDS = {"split", "splits", "subset", "subsets", "partition", "fold", "folds", "kfold"}
-_SPLIT_NAMES = re.compile(
-    r"(image)?(set|phase|usage)(name|id|type)?|(train|val|valid|dev|or)*test(set|phase)?"
+# Values that also mean other things, such as languages.
+_SHORT = {"tr": "train", "va": "val", "te": "test"}
+_MAIN = {"valid": "val", "validation": "val", "dev": "val"}
+_ASKED = r"train(?:ing)?|val(?:id(?:ation)?)?|dev|eval(?:uation)?|test(?:ing)?|holdout|heldout"
+# Words around a split in a question, such as is_in_test_set.
+_AROUND = (
+    "belongs|is|in|for|used?|to|the|a|or|and|set|dataset|data|images?|img|samples?|examples?|rows?"
+    "|flag|mask"
 )
-_ASKED = r"(train|training|val|valid|validation|dev|eval|evaluation|test|testing|holdout|heldout)"
-_WHAT = r"(set|data|dataset|images?|img|samples?|examples?|rows?|flag|mask)*"
-_QUESTION = re.compile(rf"(?:is|in|for|use|used|usefor|usedfor|usedin)(?:the|a)?{_ASKED}{_WHAT}")
+_QUESTION = re.compile(f"(?:{_AROUND}|{_ASKED})+")
 # Without "is", valid and val may also mean intact and value.
-_BARE = re.compile(rf"{_ASKED}{_WHAT}")
-_UNCLEAR = ("val", "valid", "dev", "eval")
+_UNCLEAR = re.compile("val|valid|dev|eval|.*valid(?!ation|$).*")
+# Anywhere in the name of a column; a word of it; all that it consists of, without signs between.
+_STRONG = re.compile("split|subset|partition|kfold|crossval|xval|holdout|heldout")
+_WORD = re.compile(f"{_ASKED}|folds?|cv|phase|usage|tvt")
+_ALL_WORDS = re.compile(f"(?:{_AROUND}|{_WORD.pattern})+")
+_SET = re.compile("(?:image|img)?set(?:name|id|type)?")  # not data_set
 _YES = ("1", "1.0", "true", "t", "yes", "y")
 _NO = ("0", "0.0", "false", "f", "no", "n")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 _MAX_NAMED = 5
-# Values of a column that may have names of splits in them; more are names of files.
+# Different values of a column that may say what is held out; more are names of files, or numbers.
 _FEW = 10
+_LONGEST = 40  # name of a split
 
 
 def split_of(name: str) -> str | None:
@@ -58,86 +68,112 @@ def split_of(name: str) -> str | None:
     return None if match is None else _RENAMED.get(match[4], match[4])
 
 
+def says_split(name: str) -> bool:
+    """Whether a name stands for a split, also as an abbreviation such as tr."""
+    return (_split_of_cell(name) or _SHORT.get(_letters(name))) is not None
+
+
+def splits_within(name: str) -> set[str]:
+    """Returns the splits among the words of a name, such as test for cat_test."""
+    return set(filter(None, map(_split_of_cell, _words(name))))
+
+
 def read_splits(
-    path: Path, columns: Mapping[str, Sequence[str]]
+    path: Path, lines: Sequence[int], columns: Mapping[str, Sequence[str]]
 ) -> tuple[list[str] | None, list[str]]:
     """Returns the split of each line of a table and the columns that say it; None, []: none does.
 
     `columns` are those without another meaning: name -> text of each line. Raises DataError for a
     column that says split but cannot be read, and for columns that contradict each other.
     """
-    named: dict[tuple[str, ...], list[str]] = {}
-    answers: dict[str, tuple[str, list[bool]]] = {}
-    for column, cells in columns.items():
-        values = {text: text.strip().casefold() for text in set(cells)}
-        splits = {text: _split_of_cell(text) for text in values}
-        asked = _asked_split(column)
-        if None not in splits.values() and (asked or _says_split(column, splits)):
-            named[(column,)] = [splits[text] or "" for text in cells]
-        elif asked and all(value in _YES + _NO for value in values.values()):
-            answers[column] = asked, [values[text] in _YES for text in cells]
-        elif asked or _is_question(column) or _says_split(column, splits):
-            raise _unreadable_column(path, column, sorted(values))
-    if answers:
-        named[(*answers,)] = _answered(path, list(answers.values()), list(answers))
-    read = [column for columns in named for column in columns]
-    if len({tuple(splits) for splits in named.values()}) > 1:
-        raise DataError(
-            f"{path} has the columns {' and '.join(read)}, which name different splits",
-            "one column of splits",
-            "rename the right one to split",
-        )
-    return next(iter(named.values()), None), read
+    named: dict[str, list[tuple[str, bool]]] = {}  # Whether each line is in some split.
+    asked: dict[str, list[tuple[str, bool]]] = {}
+    own = next((column for column in columns if column.strip().casefold() == "split"), None)
+    for column in sorted(columns, key=lambda column: column != own):
+        values = {text: text.strip().casefold() for text in set(columns[column])}
+        by_name = _says_by_name(column, {value for value in values.values() if value})
+        if column == own:
+            splits = {text: split_of(text) or text.strip() for text in values}
+        elif own is not None and not by_name:
+            continue
+        else:
+            short = _SHORT if by_name else {}
+            splits = {text: _split_of_cell(text) or short.get(values[text]) for text in values}
+        question = _asked_split(column)
+        if None not in splits.values():
+            named[column] = [(splits[text] or "", True) for text in columns[column]]
+        elif question and set(values.values()) <= {*_YES, *_NO}:
+            asked[column] = [(question, values[text] in _YES) for text in columns[column]]
+        elif own is None and any(values.values()) and (by_name or _says_by_values(splits)):
+            raise _unreadable_column(path, column, sorted(set(values.values())))
+    read = named | asked
+    rest = "val" if any(_asked_split(column) == "train" for column in asked) else "train"
+    rows = [*zip(*read.values(), strict=True)]
+    found = [next((split for split, is_in in row if is_in), rest) for row in rows]
+    usual = {split: _MAIN.get(split, split) for split in set(found) if split_of(split)}
+    for split, row in dict.fromkeys(zip(found, rows, strict=True)):
+        # Names of one's own contradict nothing.
+        if split in usual and any(
+            is_in != (usual[split] == _MAIN.get(other, other)) for other, is_in in row
+        ):
+            number = rows.index(row)
+            cells = ", ".join(f"{column} is {columns[column][number]!r}" for column in read)
+            raise DataError(
+                f"line {lines[number]} of {path} contradicts itself about its split: {cells}",
+                "one split for each image",
+                "fix the line, or rename or remove the wrong column",
+            )
+    return found or None, list(read)
 
 
-def _says_split(column: str, splits: Mapping[str, str | None]) -> bool:
-    """Whether the name or the values of a column are about splits."""
-    if set(_words(column)) & _SPLIT_WORDS or _SPLIT_NAMES.fullmatch(_letters(column)):
+def splits_in_paths(names: Sequence[str]) -> list[str]:
+    """Returns the splits among the folders of paths, if all of them are in such a folder."""
+    found = dict[str, None]()
+    for name in names:
+        split = next(filter(None, map(split_of, name.split("/")[:-1])), None)
+        if split is None:
+            return []
+        found[split] = None
+    return list(found)
+
+
+def _says_by_name(column: str, values: set[str]) -> bool:
+    words, letters = set(_words(column)), _letters(column)
+    strong = _STRONG.search(letters) or words & {"fold", "folds", "cv"}
+    says = any(map(_WORD.fullmatch, words)) or _SET.fullmatch(letters)
+    together = _ALL_WORDS.fullmatch(letters) and _WORD.search(letters)
+    if not strong and (not (says or together) or len(values) > _FEW):
+        return False
+    numbers = all(map(_NUMBER.fullmatch, values))
+    return not numbers or all(float(value) % 1 == 0 for value in values)
+
+
+def _says_by_values(splits: Mapping[str, str | None]) -> bool:
+    texts = [text for text in splits if text.strip()]
+    named = [split for split in splits.values() if split]
+    if 2 * len(named) >= max(len(texts), 1) or (len(set(named)) > 1 and "train" in named):
         return True
-    found = {split for split in splits.values() if split}
-    if None not in splits.values():
-        return bool(found)
-    if "train" in found and (len(found) > 1 or len(splits) == 2):
-        return True
-    within = [{split_of(word) for word in _words(text)} - {None} for text in splits]
-    within_all = set[str | None]().union(*within)
-    return len(splits) <= _FEW and all(within) and len(within_all) > 1 and "train" in within_all
+    if len(texts) > _FEW:
+        return False
+    within = list(map(splits_within, texts))
+    short = len(texts) > 1 and all(text.strip().casefold() in _SHORT for text in texts)
+    return short or (all(within) and len(set[str]().union(*within)) > 1)
 
 
 def _split_of_cell(text: str) -> str | None:
+    if len(text) > _LONGEST:  # Taking long texts apart takes time.
+        return None
     return split_of(text) or _CELLS.get(_letters(text))
 
 
 def _asked_split(column: str) -> str | None:
     """Returns the split after which the name of a column asks, such as val for is_valid."""
     letters = _letters(column)
-    match = _QUESTION.fullmatch(letters) or _BARE.fullmatch(letters)
-    if match is None or letters in _UNCLEAR or re.search("valid(?!ation|$)", letters):
-        return None  # is_valid_image may also ask whether an image is intact.
-    split = _split_of_cell(match[1])
+    asked = set(map(_split_of_cell, re.findall(_ASKED, letters)))
+    if not _QUESTION.fullmatch(letters) or _UNCLEAR.fullmatch(letters) or len(asked) != 1:
+        return None
+    split = asked.pop()
     return "val" if split in ("valid", "validation") else split
-
-
-def _is_question(column: str) -> bool:
-    letters = _letters(column)
-    return bool(_QUESTION.fullmatch(letters) or _BARE.fullmatch(letters))
-
-
-def _answered(path: Path, answers: list[tuple[str, list[bool]]], columns: list[str]) -> list[str]:
-    """Returns the split of each line from the answers to questions such as is_valid."""
-    rest = "val" if "train" in {split for split, _ in answers} else "train"
-    found = []
-    for number, row in enumerate(zip(*(yes for _, yes in answers), strict=True), start=2):
-        yes = {split for (split, _), answer in zip(answers, row, strict=True) if answer}
-        if len(yes) > 1:
-            raise DataError(
-                f"line {number} of {path} is in {' and '.join(sorted(yes))} by the columns"
-                f" {', '.join(columns)}",
-                "one split for each image",
-                "fix the line",
-            )
-        found.append(next(iter(yes), rest))
-    return found
 
 
 def _unreadable_column(path: Path, column: str, values: list[str]) -> DataError:
@@ -146,13 +182,14 @@ def _unreadable_column(path: Path, column: str, values: list[str]) -> DataError:
         f"{path} has the column {column!r} with {shown}, which may say which images are held out",
         "names of splits, such as train, val and test, in a column split; or 0 and 1 in a column"
         " such as is_valid",
-        "rename the column and its values, or remove it to train on all images",
+        "add a column split, or rename the column and its values, or remove it to train on all"
+        " images",
     )
 
 
 def _words(name: str) -> list[str]:
     """Returns the words of a name: dataSplit_1 has data and split."""
-    apart = re.sub(r"([a-z])([A-Z])", r"\1 \2", name)
+    apart = re.sub(r"([a-z])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3 \2\4", name)
     return re.findall("[a-z]+", apart.casefold())
 
 

@@ -16,7 +16,7 @@ from vit_jax.data.captions import build_captions
 from vit_jax.data.loader import batch_spec
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import make_eval_transform
-from vit_jax.errors import DataError
+from vit_jax.errors import other_data
 from vit_jax.evaluation.embeddings import EvaluatedImages
 from vit_jax.evaluation.prompts import read_class_names, read_templates
 from vit_jax.evaluation.zeroshot import evaluate_zero_shot
@@ -56,14 +56,15 @@ class ZeroShotEvaluator:
         model: Any = nnx.merge(self._graphdef, params)
         metrics = {}
         for name, dataset in self._datasets.items():
-            found = evaluate_zero_shot(
-                model,
-                self._tokenizer,
-                dataset.images,
-                dataset.class_names,
-                dataset.templates,
-                stop=stop,
-            )
+            with other_data(f"zero-shot dataset {name!r}"):
+                found = evaluate_zero_shot(
+                    model,
+                    self._tokenizer,
+                    dataset.images,
+                    dataset.class_names,
+                    dataset.templates,
+                    stop=stop,
+                )
             if found is None:
                 return None
             found["classes"] = float(len(dataset.class_names))
@@ -86,13 +87,9 @@ def _open(
         captions=CaptionsConfig(),
         num_classes=None,
     )
-    try:
+    with other_data(f"zero-shot dataset {name!r}"):
         source = open_source(data, dataset.split)
         class_names = read_class_names(dataset.class_names, source.class_names)
-    except DataError as error:
-        raise DataError(
-            f"zero-shot dataset {name!r}: {error.got}", error.expected, error.fix
-        ) from None
     templates = tuple(template for prompt in dataset.prompts for template in read_templates(prompt))
     transform = make_eval_transform(side, data.eval_crop, data.augment)
     preprocessing = labelled_image(transform, side, len(source.class_names))
