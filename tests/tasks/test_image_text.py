@@ -166,10 +166,10 @@ def test_the_temperature_is_limited_after_each_update(config):
     content = config.to_mapping() | {"image_text": {"max_temperature": 10.0}}
     program = program_of(Config.from_mapping(content))
     params = {"log_temperature": jnp.float32(5), "text": jnp.float32(7)}
-    found = program.task.project(params)
+    found = program.task.clamp(params)
     assert float(found["log_temperature"]) == pytest.approx(np.log(10))
     assert float(found["text"]) == 7
-    assert program_of(config).task.project is None
+    assert program_of(config).task.clamp is None
 
 
 def test_the_temperature_is_not_decayed(config):

@@ -20,7 +20,7 @@ def draws(params, batch, key):
     return params["w"] + 0.0 * batch["x"].sum(), {"draw": jax.random.uniform(key)}
 
 
-def step(number=0, *, parts=1, optimizer=None, project=None, ema=None, times=1, **changes):
+def step(number=0, *, parts=1, optimizer=None, clamp=None, ema=None, times=1, **changes):
     config = Config.from_mapping(small_mapping(seed=7, **changes))
     optimizer = optimizer or optax.sgd(1.0)
     step_fn = make_train_step(
@@ -29,8 +29,8 @@ def step(number=0, *, parts=1, optimizer=None, project=None, ema=None, times=1, 
         prepare=lambda batch, step: batch,
         optimizer=optimizer,
         schedule=lambda step: 10.0 * step.astype(jnp.float32),
-        parts=parts,
-        project=project,
+        num_microbatches=parts,
+        clamp=clamp,
     )
     params = {"w": jnp.float32(3.0)}
     state = TrainState(jnp.int32(number), params, optimizer.init(params), ema, None)
@@ -45,7 +45,7 @@ def test_the_logged_rate_is_that_of_the_update():
 
 
 def test_parameters_are_kept_within_their_range_after_the_update():
-    state, metrics = step(project=lambda params: {"w": jnp.maximum(params["w"], 2.5)})
+    state, metrics = step(clamp=lambda params: {"w": jnp.maximum(params["w"], 2.5)})
     assert state.params["w"] == 2.5  # 3 - 1 is below it.
     assert metrics["train/update_norm"] == 0.5
 

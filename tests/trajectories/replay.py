@@ -131,8 +131,8 @@ class Replay:
             optimizer=self.optimizer,
             schedule=program.schedule,
             teacher=program.task.teacher,
-            project=program.task.project,
-            parts=program.choice.microbatches,
+            clamp=program.task.clamp,
+            num_microbatches=program.choice.microbatches,
         )
         return jax.jit(step)
 

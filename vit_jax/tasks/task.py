@@ -141,7 +141,7 @@ class Task(ABC):
         teacher: follows the trained parameters.
         activations: activations that training on one image keeps, as a multiple of those of the
             model's layers for one image: 2 if the model sees every image twice.
-        project: (params) -> params, after each update: keeps parameters within their range.
+        clamp: (params) -> params, after each update: keeps parameters within their range.
         open_evaluator: opens what is evaluated together with the splits.
     """
 
@@ -152,7 +152,7 @@ class Task(ABC):
     frozen: Frozen | None = None
     teacher: Teacher | None = None
     activations: float = 1.0
-    project: Callable[[Any], Any] | None = None
+    clamp: Callable[[Any], Any] | None = None
     open_evaluator: OpenEvaluator | None = None
 
     def __init__(self, config: Config, data: DataInfo, *, platform: str):

@@ -268,10 +268,10 @@ def _build_program(
         prepare=task.prepare,
         optimizer=optimizer,
         schedule=schedule,
-        parts=choice.microbatches,
+        num_microbatches=choice.microbatches,
         shardings=shardings,
         teacher=task.teacher,
-        project=task.project,
+        clamp=task.clamp,
     )
     return Program(
         config=config,

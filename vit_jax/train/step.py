@@ -30,16 +30,16 @@ def make_train_step(
     prepare: Prepare,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
-    parts: int = 1,
+    num_microbatches: int = 1,
     shardings: Any = None,
     teacher: Teacher | None = None,
-    project: Callable[[Any], Any] | None = None,
+    clamp: Callable[[Any], Any] | None = None,
 ) -> StepFn:
     """Returns step_fn(state, batch, *frozen) -> (state, metrics).
 
-    `batch_loss` is minimised over `parts` microbatches; it reads the `teacher`, which follows the
+    `batch_loss` is minimised over `num_microbatches`; it reads the `teacher`, which follows the
     parameters. `schedule` is used for the metric only. `shardings` are those of the parameters and
-    their gradients; None: the compiler chooses. `project` keeps parameters within their range after
+    their gradients; None: the compiler chooses. `clamp` keeps parameters within their range after
     each update.
 
     The metrics are f32 scalars: train/loss, train/learning_rate, the global norms
@@ -48,7 +48,7 @@ def make_train_step(
     the part of the model that only they determine is not run backward.
     """
 
-    def used(params: Any) -> Any:
+    def constrained(params: Any) -> Any:
         """Returns the parameters as the loss sees them."""
         # The constraint also holds for the gradient, so each device sums only the part it keeps.
         if shardings is not None:
@@ -57,21 +57,21 @@ def make_train_step(
 
     def step_fn(state: TrainState, batch: Batch, *frozen: Any) -> tuple[TrainState, Metrics]:
         batch = prepare(batch, state.step)
-        of_teacher = ()
+        teacher_state = ()
         if teacher is not None:
-            of_teacher = (TeacherState(state.ema, state.extra, state.step),)
+            teacher_state = (TeacherState(state.ema, state.extra, state.step),)
         (loss, task_metrics), grads = accumulated_gradient(
-            _of_parameters(batch_loss, used),
+            _of_parameters(batch_loss, constrained),
             state.params,
             batch,
             dropout_key(config, state.step),
-            (*of_teacher, *frozen),
-            parts,
+            (*teacher_state, *frozen),
+            num_microbatches,
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        if project is not None:
-            params = project(params)
+        if clamp is not None:
+            params = clamp(params)
         ema, extra = state.ema, state.extra
         if teacher is not None:
             extra, task_metrics = teacher.update(extra, task_metrics)
@@ -93,15 +93,15 @@ def make_train_step(
     return step_fn
 
 
-def _of_parameters(batch_loss: BatchLoss, used: Callable[[Any], Any]) -> BatchLoss:
-    """Returns the loss as a function of parameters that `used` changes first."""
+def _of_parameters(batch_loss: BatchLoss, constrained: Callable[[Any], Any]) -> BatchLoss:
+    """Returns the loss as a function of the parameters before they are constrained."""
 
-    def changed(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda params, *rest: function(used(params), *rest)
+    def composed(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda params, *rest: function(constrained(params), *rest)
 
     if isinstance(batch_loss, ComparingLoss):
-        return ComparingLoss(changed(batch_loss.embed), changed(batch_loss.compare))
-    return changed(batch_loss)
+        return ComparingLoss(composed(batch_loss.embed), composed(batch_loss.compare))
+    return composed(batch_loss)
 
 
 def dropout_key(config: Config, step: jax.Array) -> jax.Array:
@@ -109,21 +109,22 @@ def dropout_key(config: Config, step: jax.Array) -> jax.Array:
     return stream(config.seed, "dropout", step)
 
 
-def microbatches(batch: Batch, key: jax.Array, parts: int) -> tuple[Batch, jax.Array]:
-    """Splits a batch into `parts` along a new first axis, each with a random key.
+def microbatches(batch: Batch, key: jax.Array, num_microbatches: int) -> tuple[Batch, jax.Array]:
+    """Splits a batch along a new first axis, each part with a random key.
 
-    Row r goes to microbatch r % parts, so that each device splits only its own rows.
+    Row r goes to microbatch r % num_microbatches, so that each device splits only its own rows.
     """
-    return jax.tree.map(lambda rows: _split(rows, parts), batch), jax.random.split(key, parts)
+    split = jax.tree.map(lambda rows: _split(rows, num_microbatches), batch)
+    return split, jax.random.split(key, num_microbatches)
 
 
-def _split(rows: Array, parts: int) -> Array:
-    return jnp.moveaxis(rows.reshape(-1, parts, *rows.shape[1:]), 1, 0)
+def _split(rows: Array, num_microbatches: int) -> Array:
+    return jnp.moveaxis(rows.reshape(-1, num_microbatches, *rows.shape[1:]), 1, 0)
 
 
-def _joined(parts: Array) -> Array:
+def _joined(rows: Array) -> Array:
     """Undoes `_split`."""
-    return jnp.moveaxis(parts, 0, 1).reshape(-1, *parts.shape[2:])
+    return jnp.moveaxis(rows, 0, 1).reshape(-1, *rows.shape[2:])
 
 
 def accumulated_gradient(
@@ -132,26 +133,26 @@ def accumulated_gradient(
     batch: Batch,
     key: jax.Array,
     frozen: tuple[Any, ...],
-    parts: int,
+    num_microbatches: int,
 ) -> tuple[tuple[Float[Array, ""], Metrics], Any]:
-    """Returns the mean (loss, metrics) and gradient over a batch, in `parts` microbatches."""
+    """Returns the mean (loss, metrics) and gradient over a batch, in microbatches."""
     loss_and_gradient = jax.value_and_grad(batch_loss, has_aux=True)
-    if parts == 1:
+    if num_microbatches == 1:
         return loss_and_gradient(params, batch, key, *frozen)
     if isinstance(batch_loss, ComparingLoss):
-        return _gradient_in_two_passes(batch_loss, params, batch, key, frozen, parts)
+        return _gradient_in_two_passes(batch_loss, params, batch, key, frozen, num_microbatches)
 
     def body(total: Any, part: tuple) -> tuple[Any, None]:
         found = loss_and_gradient(params, *part, *frozen)
         return jax.tree.map(jnp.add, total, found), None
 
-    parts_of_batch = microbatches(batch, key, parts)
-    first = jax.tree.map(lambda leaf: leaf[0], parts_of_batch)
+    inputs_of_microbatches = microbatches(batch, key, num_microbatches)
+    first = jax.tree.map(lambda leaf: leaf[0], inputs_of_microbatches)
     values = jax.eval_shape(batch_loss, params, *first, *frozen)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), values)
     zero = (zero, jax.tree.map(jnp.zeros_like, params))
-    total, _ = jax.lax.scan(body, zero, parts_of_batch)
-    return jax.tree.map(lambda x: x / parts, total)
+    total, _ = jax.lax.scan(body, zero, inputs_of_microbatches)
+    return jax.tree.map(lambda x: x / num_microbatches, total)
 
 
 def _gradient_in_two_passes(
@@ -160,15 +161,15 @@ def _gradient_in_two_passes(
     batch: Batch,
     key: jax.Array,
     frozen: tuple[Any, ...],
-    parts: int,
+    num_microbatches: int,
 ) -> tuple[tuple[Float[Array, ""], Metrics], Any]:
-    """Returns (loss, metrics) and gradient of a whole batch, whose embeddings come in `parts`."""
-    parts_of_batch = microbatches(batch, key, parts)
+    """Returns (loss, metrics) and gradient of a whole batch, embedded in microbatches."""
+    inputs_of_microbatches = microbatches(batch, key, num_microbatches)
 
     def embed(_: None, part: tuple) -> tuple[None, Any]:
         return None, batch_loss.embed(params, *part, *frozen)
 
-    _, embeddings = jax.lax.scan(embed, None, parts_of_batch)
+    _, embeddings = jax.lax.scan(embed, None, inputs_of_microbatches)
     whole = jax.tree.map(_joined, embeddings)
     compare = jax.value_and_grad(batch_loss.compare, argnums=(0, 1), has_aux=True)
     found, (gradient, of_embeddings) = compare(params, whole, *frozen)
@@ -178,6 +179,6 @@ def _gradient_in_two_passes(
         _, pull_back = jax.vjp(lambda p: batch_loss.embed(p, *inputs, *frozen), params)
         return jax.tree.map(jnp.add, total, *pull_back(cotangent)), None
 
-    of_parts = jax.tree.map(lambda rows: _split(rows, parts), of_embeddings)
-    gradient, _ = jax.lax.scan(add, gradient, (parts_of_batch, of_parts))
+    cotangents = jax.tree.map(lambda rows: _split(rows, num_microbatches), of_embeddings)
+    gradient, _ = jax.lax.scan(add, gradient, (inputs_of_microbatches, cotangents))
     return found, gradient

@@ -60,7 +60,7 @@ class ImageText(Task):
         self.train_preprocessing, self.eval_preprocessing = captioned_images(config, data)
         self.splits_exactly = False  # Each microbatch would be computed twice.
         self.activations = _activations(config, self.is_locked)
-        self.project = make_project(self.section)
+        self.clamp = make_clamp(self.section)
 
     def build(self, key: jax.Array) -> TwoTowers:
         return build_model(
@@ -149,17 +149,17 @@ def locks_images(config: OptimizerConfig, model: TwoTowers) -> bool:
     )
 
 
-def make_project(section: ImageTextConfig) -> Any:
-    """Returns project_fn(params), which limits the temperature; None: it has no limit."""
+def make_clamp(section: ImageTextConfig) -> Any:
+    """Returns clamp_fn(params), which limits the temperature; None: it has no limit."""
     largest = section.max_temperature
     if largest is None:
         return None
 
-    def project_fn(params: Any) -> Any:
+    def clamp_fn(params: Any) -> Any:
         limited = jnp.minimum(params["log_temperature"], math.log(largest))
         return {**params, "log_temperature": limited}
 
-    return project_fn
+    return clamp_fn
 
 
 def _flops(config: Config, is_locked: bool) -> int:
