@@ -33,7 +33,7 @@ class Table(nnx.Module):
     def __init__(self, logits: np.ndarray):
         self.logits = nnx.Param(jnp.asarray(logits, jnp.float32))
 
-    def __call__(self, images: jax.Array) -> jax.Array:
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
         rows = jnp.round((images[:, 0, 0, 0] + 1) * 127.5).astype(jnp.int32)
         return self.logits[...][rows]
 

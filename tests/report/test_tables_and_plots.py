@@ -210,12 +210,13 @@ def test_a_mean_over_datasets_has_the_sources_that_all_of_them_have():
 
 
 def test_a_class_named_like_a_deviation_or_a_number_is_a_class(tmp_path):
-    classes = {"leaf": 0.7, "leaf_std": 0.5, "01": 0.2, "1": 0.4, "²": 0.3}
+    classes = {"leaf": 0.7, "leaf_std": 0.5, "01": 0.2, "1": 0.4, "²": 0.3, "T-shirt/top": 0.6}
     figures = {f"eval/test/accuracy_class/{name}": share for name, share in classes.items()}
     put(tmp_path, "a", figures, model="A")
     table = make_table(tmp_path, "eval/test/accuracy_class/{class}", columns="class")
     assert {name: cell(table, "A", name).text for name in table.header[1:]} == {
         "leaf": "70.00", "leaf_std": "50.00", "01": "20.00", "1": "40.00", "²": "30.00",
+        "T-shirt/top": "60.00",
     }  # fmt: skip
 
 

@@ -105,7 +105,11 @@ def metric_regex(pattern: str) -> re.Pattern[str]:
     text = ""
     for i, part in enumerate(re.split(r"\{([a-z_]+)\}", pattern)):
         seen = f"(?P<{part}>" in text
-        text += re.escape(part) if i % 2 == 0 else f"(?P={part})" if seen else f"(?P<{part}>[^/]+?)"
+        # The name of a class may have slashes.
+        any_text = ".+?" if text.endswith("accuracy_class/") else "[^/]+?"
+        text += (
+            re.escape(part) if i % 2 == 0 else f"(?P={part})" if seen else f"(?P<{part}>{any_text})"
+        )
     return re.compile(text)
 
 
