@@ -5,7 +5,7 @@ from fake_devices import mesh_of
 from jax.sharding import PartitionSpec as P
 from random_models import random_model
 
-from vit_jax.models.activation_sharding import constrain, with_mesh
+from vit_jax.models.activation_sharding import constrain, gathered, with_mesh
 
 
 def spec_of(mesh: jax.sharding.Mesh, shape: tuple[int, ...], *dimensions) -> P | None:
@@ -33,6 +33,15 @@ def test_without_a_mesh_or_on_one_device_there_is_no_constraint():
 )
 def test_dimensions_are_split_over_axes_that_divide_them(shape, dimensions, spec):
     assert spec_of(mesh_of(8, fsdp=2, tensor=2), shape, *dimensions) == spec
+
+
+@pytest.mark.parametrize(
+    ("axes", "is_whole"), [({"fsdp": 8}, True), ({"fsdp": 4, "tensor": 2}, False), ({}, False)]
+)
+def test_a_layer_has_its_parameters_whole_if_they_are_sharded_by_fsdp_only(axes, is_whole):
+    jaxpr = jax.make_jaxpr(with_mesh(gathered, mesh_of(8, **axes)))({"kernel": jnp.zeros((8, 4))})
+    specs = [eqn.params["sharding"].spec for eqn in jaxpr.jaxpr.eqns]
+    assert specs == [P()] * is_whole
 
 
 def test_the_mesh_is_set_only_inside_the_function():

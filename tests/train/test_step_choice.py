@@ -56,6 +56,12 @@ def test_the_first_setting_that_fits_is_chosen(platform, memory, expected):
     assert chosen(platform=platform, memory=memory) == expected
 
 
+def test_parameters_that_are_gathered_are_kept_where_nothing_is_recomputed():
+    for gathered, remat in ((0.0, "none"), (100.0, "dots")):
+        found = chosen(platform="gpu", memory=need(32.63) + 1, gathered_bytes=gathered)
+        assert found == (False, remat, 1)
+
+
 def test_layers_that_compile_too_long_are_not_unrolled():
     deep = dataclasses.replace(WORK.stack, depth=29)
     assert chosen(platform="gpu", stack=deep) == (True, "dots", 1)

@@ -61,10 +61,21 @@ def on_each_device(
     return sharded
 
 
-def devices_along_tensor() -> int:
-    """Returns the number of devices of the mesh along `tensor`; 1 without a mesh."""
+def devices_along(axis: str) -> int:
+    """Returns the number of devices along an axis of the mesh; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.shape["tensor"]
+    return 1 if mesh.empty else mesh.shape[axis]
+
+
+def gathered(params: Any) -> Any:
+    """Returns the parameters of a layer whole on every device, where they are sharded by fsdp only.
+
+    Without it, XLA's partitioner may multiply by one shard of a kernel after the other, which moves
+    more bytes: a step of B/16 with 64 images on each of eight v5e chips 32 GB instead of 13.
+    """
+    if devices_along("fsdp") == 1 or devices_along("tensor") > 1:
+        return params
+    return jax.lax.with_sharding_constraint(params, PartitionSpec())
 
 
 def _spec(shape: tuple[int, ...], dimensions: Sequence[Dimension], mesh: Any) -> PartitionSpec:

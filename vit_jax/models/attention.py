@@ -9,7 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.models.activation_sharding import constrain, devices_along_tensor
+from vit_jax.models.activation_sharding import constrain, devices_along
 from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import LayerNorm, softmax
 from vit_jax.models.position import RelativeBias, rotate
@@ -206,7 +206,7 @@ def _to_heads(
     heads, features) it chooses layouts for a TPU that must be copied, a fifth of a step's traffic.
     """
     kernel = layer.kernel[...].astype(layer.dtype)
-    if devices_along_tensor() == 1:
+    if devices_along("tensor") == 1:
         kernel = kernel.reshape(x.shape[-1], -1)
     y = jnp.tensordot(x.astype(layer.dtype), kernel, 1)
     if add_bias and layer.bias is not None:
@@ -217,7 +217,7 @@ def _to_heads(
 def _from_heads(layer: nnx.LinearGeneral, x: Float[Array, "B N H K"]) -> Float[Array, "B N D"]:
     """Returns layer(x), see `_to_heads`."""
     x, kernel = x.astype(layer.dtype), layer.kernel[...].astype(layer.dtype)
-    if devices_along_tensor() == 1:
+    if devices_along("tensor") == 1:
         x, kernel = x.reshape(*x.shape[:2], -1), kernel.reshape(-1, kernel.shape[-1])
     y = jnp.tensordot(save_for_backward(x), kernel, x.ndim - 2)
     assert layer.bias is not None

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models.activation_sharding import devices_along_tensor
+from vit_jax.models.activation_sharding import devices_along, gathered
 from vit_jax.models.options import Remat
 
 
@@ -117,7 +117,7 @@ def scan_stack(
 
     def step(x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
         params, extra = layer
-        return body(nnx.merge(graphdef, params), x, extra)
+        return body(nnx.merge(graphdef, gathered(params)), x, extra)
 
     if loop.remat != "none":
         policy = _REMAT_POLICIES[loop.remat]
@@ -157,7 +157,7 @@ def _prepare_kernels(blocks: nnx.Module, params: dict[str, Any]) -> dict[str, An
         if isinstance(module, nnx.Linear | nnx.LinearGeneral) and module.dtype is not None:
             own: Any = functools.reduce(lambda part, key: part[key], path, tree)
             own.update({name: leaf.astype(module.dtype) for name, leaf in own.items()})
-            if isinstance(module, nnx.LinearGeneral) and devices_along_tensor() == 1:
+            if isinstance(module, nnx.LinearGeneral) and devices_along("tensor") == 1:
                 depth, inputs = len(own["kernel"]), math.prod(module.in_features)
                 own["kernel"] = own["kernel"].reshape(depth, inputs, -1)
                 if "bias" in own:

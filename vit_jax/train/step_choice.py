@@ -98,6 +98,7 @@ class StepWork:
     param_bytes: float  # parameters, and thus their gradients
     splits_exactly: bool  # microbatches change the gradient only by rounding, at no cost
     total_steps: int
+    gathered_bytes: float = 0.0  # parameters that a layer has whole, see `gathered`
 
 
 class Row(NamedTuple):
@@ -149,8 +150,16 @@ def choose_step(
         param_bytes=bytes_on_device(state[0].params),
         splits_exactly=task.splits_exactly,
         total_steps=total_steps,
+        gathered_bytes=_gathered_bytes(state[0].params, mesh, options.dtype),
     )
     return choose(*_device(mesh.devices.flat[0]), work, wanted)
+
+
+def _gathered_bytes(params: Any, mesh: Mesh, dtype: str) -> float:
+    """Returns the bytes of all parameters if `activation_sharding.gathered` makes them whole."""
+    if mesh.shape["fsdp"] == 1 or mesh.shape["tensor"] > 1:
+        return 0
+    return jax.numpy.dtype(dtype).itemsize * sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def _in_training(stack: Stack, activations: float) -> Stack:
@@ -248,7 +257,8 @@ def _memory(platform: str, loop: LayerLoop, work: StepWork, parts: int) -> float
     if platform == "tpu":
         of_all = _KEPT_LOGIT_BYTES * stack.depth if loop.remat == "none" else 0
         logits = work.images / parts * stack.logits * (_LOGIT_BYTES + of_all)
-    return work.state_bytes + gradients + nearest.kept_bytes * values + logits
+    gathered = work.gathered_bytes if loop.remat == "none" else 0.0  # Kept for the backward pass.
+    return work.state_bytes + gradients + gathered + nearest.kept_bytes * values + logits
 
 
 def _unrolling_pays(work: StepWork) -> bool:
