@@ -38,7 +38,6 @@ RECIPES = (
 )  # fmt: skip
 _OVERRIDES = {
     "transfer": ["init_from=WEIGHTS", "model.name=ViT-Mini/4", "data.image_size=32"],
-    "distillation": ["distillation.teacher=WEIGHTS"],
 }
 _STEPS = ("v5e:S/16:224:128:auto", "v5e:B/16:224:128:auto")
 _GPU_STEPS = ("h100:S/16:224:256:auto", "h100:B/16:224:256:auto")

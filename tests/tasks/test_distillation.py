@@ -126,14 +126,14 @@ def test_the_teacher_has_xlas_attention_where_the_student_has_it(teacher, monkey
         return build(options, image_size=image_size, **others)
 
     monkeypatch.setattr(distillation_task, "build_model", noting)
-    for implementation, expected in (("auto", None), ("xla", "xla")):
+    for implementation, expected in (("auto", "auto"), ("xla", "xla")):
         built.clear()
         config = config_of(teacher)
         model = config.model.replace(attention_implementation=implementation)
         build_program(
             config.replace(model=model), make_mesh(config.mesh), num_classes=10, num_examples=80
         )
-        # The teacher is for 16 pixels. Otherwise it is used as it was read.
+        # The teacher is for 16 pixels.
         assert built.get((16, 16)) == expected
 
 

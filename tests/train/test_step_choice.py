@@ -11,7 +11,14 @@ from vit_jax.models.registry import family_of, model_options
 from vit_jax.models.stacking import LayerLoop, Stack
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.program import build_program
-from vit_jax.train.step_choice import PREFERRED, StepWork, Wanted, choose, read_table
+from vit_jax.train.step_choice import (
+    PREFERRED,
+    StepChoice,
+    StepWork,
+    Wanted,
+    choose,
+    read_table,
+)
 
 # 10 layers x 10 tokens x 384 features x 10 images: 384,000 values.
 WORK = StepWork(
@@ -174,6 +181,17 @@ def test_a_program_says_what_it_has_chosen():
     assert program.choice.microbatches == 1
     assert tiny(model={"scan": False}).choice.loop == LayerLoop(False, "none")
     assert tiny(accumulation_steps=2).choice.microbatches == 2
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_a_step_executes_its_layers_as_chosen(scan, remat, monkeypatch):
+    choice = StepChoice(LayerLoop(scan, remat), 1, "for this test")
+    monkeypatch.setattr("vit_jax.train.program.choose_step", lambda *_: choice)
+    program = tiny()
+    text = str(jax.make_jaxpr(program.step_fn)(program.abstract, program.batch_shapes()))
+    assert ("unroll=2" in text) == (not scan)
+    assert ("checkpoint" in text or "remat" in text) == (remat == "full")
 
 
 @pytest.mark.parametrize(

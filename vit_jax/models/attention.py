@@ -21,7 +21,7 @@ _xavier_uniform = nnx.initializers.xavier_uniform()
 ValidTokens = int | Int[Array, " B"] | None
 # True: the query (third axis) attends to the key (last axis).
 Mask = Bool[Array, "#B 1 N M"]
-# Of all images, or of each: [B, N, K].
+# Cosines and sines [N, K] for all images, or [B, N, K] for each.
 Rope = tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
 # The program that computes attention, see `attend`.
 Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
@@ -119,8 +119,8 @@ class SelfAttention(nnx.Module):
         """Whether queries, keys and values go to the Pallas kernel as they leave their matmul."""
         if self.implementation != "pallas" or isinstance(valid_tokens, jax.Array):
             return False
-        changed = [self.query_norm, self.relative, rope, capture or None]
-        return all(part is None for part in changed)
+        between = (self.query_norm, self.relative, rope)  # the matmul and the kernel
+        return "attention_weights" not in capture and all(part is None for part in between)
 
     def _attend_packed(self, x: Float[Array, "B N D"], valid_tokens: Any) -> jax.Array:
         """Attention by the Pallas kernel, which itself adds the bias of q, k and v."""
@@ -152,8 +152,8 @@ def attend(
     kernels of `jax.nn.dot_product_attention`.
 
     Keys and values after the first `valid_tokens` are padding and get no weight. The Pallas kernel
-    takes one number for all examples; for a number of each, "xla" replaces it. Keys where the mask
-    is False get no weight either; only "einsum" and "xla" take a mask.
+    takes one number for all examples; with one per example, XLA's kernel is used. Keys where the
+    mask is False get no weight either; only "einsum" and "xla" take a mask.
     """
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, valid_tokens, mask).astype(value.dtype)

@@ -44,8 +44,8 @@ class EncoderBlock(nnx.Module):
     """Self-attention and MLP, each with LayerNorm, a residual and optionally a layer scale.
 
     pre: x = x + f(norm(x));  post: x = norm(x + f(x));  res_post: x = x + norm(f(x)).
-    A layer scale multiplies the branch last, just before it is added. If the block has its own
-    position table, it is added to the input.
+    A layer scale multiplies the branch last, just before it is added. A block's own position table
+    is added to its input.
 
     Source: arXiv:2010.11929, equations 2 and 3 (pre); arXiv:1706.03762, section 3.1 (post);
     arXiv:2111.09883, section 3.2 (res_post); arXiv:2010.11929, D.4 (a position table in every
@@ -147,7 +147,7 @@ def drop_branch(
 
 
 def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
-    """Returns x, which XLA stores with the features of each token side by side.
+    """Makes XLA store each token's features contiguously.
 
     On each device by itself: a constraint on a sharded array would gather it on every device.
     """
@@ -161,9 +161,9 @@ def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
 class Encoder(nnx.Module):
     """Identical blocks, one after the other. Every parameter of `blocks` has a leading axis L.
 
-    `tokens` is the length for which the attention kernel is chosen, `platform` the one that will
-    run it; None: the default backend. `position_table` is the table that each block has; with
-    `relative`, each block has a learned bias for each offset between two tokens.
+    `tokens` is the length of a sequence, for the attention kernel and the relative bias. `platform`
+    is where the model will run; None: the default backend. `position_table` is the table that each
+    block has; with `relative`, each block has a learned bias for each offset between two tokens.
     """
 
     def __init__(
@@ -233,8 +233,8 @@ class Encoder(nnx.Module):
             )
             valid_tokens = tokens if valid_tokens is None else valid_tokens
 
-        def apply_block(block: Any, x: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
-            key, drop_rate = layer
+        def apply_block(block: Any, x: jax.Array, key_and_rate: Any) -> tuple[jax.Array, Any]:
+            key, drop_rate = key_and_rate
             x = constrain(_store_rows(x) if self.stores_rows else x, "batch")
             return block(
                 x if position is None else x + position.astype(x.dtype),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -27,19 +28,31 @@ class DistilledViT(ViT):
         options: ViTConfig,
         *,
         num_classes: int,
+        image_size: tuple[int, int],
+        platform: str | None = None,
         rngs: nnx.Rngs,
-        **sizes: Any,
     ):
-        super().__init__(shape, options, num_classes=num_classes, rngs=rngs, **sizes)
+        super().__init__(
+            shape,
+            options,
+            num_classes=num_classes,
+            image_size=image_size,
+            platform=platform,
+            rngs=rngs,
+        )
         bias_init = options.head_bias_init
         self.register_head = Head(shape.width, num_classes, bias_init=bias_init, rngs=rngs)
 
     def __call__(
-        self, images: Any, *, return_intermediates: tuple[str, ...] = (), **options: Any
+        self,
+        images: Any,
+        *,
+        key: jax.Array | None = None,
+        return_intermediates: tuple[str, ...] = (),
     ) -> Any:
         """Returns the mean of both heads' logits; see `ViT`."""
         of_vit = {name for name in return_intermediates if name != "head_logits"} | {"encoded"}
-        outputs: Any = super().__call__(images, return_intermediates=tuple(of_vit), **options)
+        outputs: Any = super().__call__(images, key=key, return_intermediates=tuple(of_vit))
         logits, found = outputs
         register_logits, _ = self.register_head(found["encoded"][:, self.num_prefix - 1])
         found["head_logits"] = jnp.stack([logits, register_logits])

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import ModelError
+from vit_jax.models.distilled_vit import DistilledViT
 from vit_jax.models.embedding import Learned1d
 from vit_jax.models.vit import ViT
 
@@ -80,8 +81,10 @@ def _check(model: ViT, images: Patches) -> None:
         problem = "a position embedding other than learned_1d or none"
     elif options.position_placement != "stem":
         problem = f"position_placement {options.position_placement}"
-    elif model.stem is not None or options.pooling == "flatten" or options.register_head:
-        problem = "a stem, pooling flatten, or a register head"
+    elif model.stem is not None:
+        problem = "a stem"
+    elif options.pooling == "flatten" or isinstance(model, DistilledViT):
+        problem = "pooling flatten" if options.pooling == "flatten" else "a register head"
     elif images.patches.shape[-1] != size:
         problem = f"patches of {images.patches.shape[-1]} values instead of {size}"
     else:

@@ -59,9 +59,9 @@ class ViT(ImageModel):
         width, dtype = shape.width, jnp.dtype(options.dtype)
         self.image_size, self.dtype, self.pooling = image_size, dtype, options.pooling
         self.grid = (image_size[0] // shape.stride, image_size[1] // shape.stride)
-        patches = self.grid[0] * self.grid[1]
+        num_patches = self.grid[0] * self.grid[1]
         self.num_prefix = has_class_token(options) + options.num_registers
-        self.tokens = self.num_prefix + patches  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.tokens = self.num_prefix + num_patches  # pyright: ignore[reportIncompatibleVariableOverride]
         self.num_heads, self.head_dim = shape.num_heads, width // shape.num_heads
 
         loop = {"remat": options.remat, "scan": options.scan}
@@ -81,10 +81,11 @@ class ViT(ImageModel):
         self.registers = learned_tokens(registers, width, rngs) if registers else None
         table = position_table(options, self.grid, width)
         in_blocks = options.position_placement == "every_layer"
-        stem_table = None if in_blocks else table
-        self.position_embedding = stem_table and build_table(stem_table, rngs=rngs)
+        input_table = None if in_blocks else table
+        self.position_embedding = input_table and build_table(input_table, rngs=rngs)
         self.position_placement = options.position_placement
-        self.stored_grid = (table and table.stored_grid) or self.grid
+        stored_grid = None if table is None else table.stored_grid
+        self.stored_grid = stored_grid or self.grid
         self.has_rope = options.position_embedding == "rope_2d"
         self.dropout = nnx.Dropout(options.dropout)
         make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
@@ -104,7 +105,7 @@ class ViT(ImageModel):
         make_pooling = partial(AttentionPooling, width, shape.num_heads, shape.mlp_dim, options)
         self.attention_pooling = make_pooling(rngs=rngs) if self.pooling == "map" else None
         self.head = Head(
-            width * (patches if self.pooling == "flatten" else 1),
+            width * (num_patches if self.pooling == "flatten" else 1),
             num_classes,
             representation_size=options.representation_size,
             bias_init=options.head_bias_init,
@@ -148,23 +149,24 @@ class ViT(ImageModel):
     def embed(
         self,
         patches: Float[Array, "B N D"],
-        positions: Float[Array, "A M D"] | None = None,
+        position_rows: Float[Array, "A M D"] | None = None,
         *,
         key: jax.Array | None = None,
     ) -> Float[Array, "B M D"]:
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
-        `positions` are those of these tokens; None: those of the whole grid, in raster order. A key
-        turns dropout on.
+        `position_rows` are the position vectors of all M tokens, for all images (A is 1) or for
+        each; None: those of the whole grid. A key turns dropout on.
         """
-        positions = self.positions("stem") if positions is None else positions
+        if position_rows is None:  # "stem": added here, to the input of the encoder.
+            position_rows = self.positions("stem")
         prefix = [
             jnp.broadcast_to(token[...].astype(self.dtype), (len(patches), *token.shape[1:]))
             for token in (self.class_token, self.registers)
             if token is not None
         ]
         x = jnp.concatenate([*prefix, patches], axis=1)
-        x = x if positions is None else x + positions.astype(x.dtype)
+        x = x if position_rows is None else x + position_rows.astype(x.dtype)
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         return self.dropout(x, deterministic=key is None, rngs=key)
 
@@ -207,7 +209,10 @@ class ViT(ImageModel):
         return features
 
     def final_norm(self, x: Float[Array, "B *M D"]) -> Float[Array, "B *M D"]:
-        """Returns the output of a layer after the final norm, unless that follows the pooling."""
+        """Applies the final norm to tokens.
+
+        Maps of the stem, and tokens of a model with `norm_after_pooling`, are returned unchanged.
+        """
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -223,7 +228,8 @@ class ViT(ImageModel):
         if self.stem is not None:
             outputs |= self.stem(images, maps=None if numbers else maps)
             images = list(outputs.values())[-1]
-        x, done = self.embed(self.patch_embedding(images)) if numbers else images, 0
+        x = self.embed(self.patch_embedding(images)) if numbers else images
+        done = 0
         for number in numbers:
             if number > done:
                 x, _ = self.encode(x, span=(done, number))

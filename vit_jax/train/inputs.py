@@ -143,7 +143,8 @@ def check_metrics(config: Config, num_classes: int) -> None:
     metric = config.early_stopping.metric or ""
     few = metric.endswith("accuracy_top5") and has_few_classes(num_classes)
     by_class = metric.endswith("per_class_mean") and not config.measures_classes(num_classes)
-    if config.task == "classification" and (few or by_class):
+    predicts_classes = "accuracy_per_class_mean" in task_config(config.task).accuracies
+    if predicts_classes and (few or by_class):
         raise ConfigError(
             f"is {metric!r}, which is not measured with {num_classes} classes",
             "a metric of the run",

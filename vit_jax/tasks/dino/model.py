@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from vit_jax.models.activation_sharding import constrain
+from vit_jax.models.family import check_images
 from vit_jax.models.vit import ViT, learned_tokens
 from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig
@@ -25,8 +26,8 @@ class SelfDistilled(ViT):
     """A ViT without a classification head, with one or two projection heads.
 
     Called like any ViT, it returns the pooled features. `mask_token` replaces embedded patches, and
-    `patch_projector` is the head on the
-    patches, for the iBOT term. As in arXiv:2304.07193, the two heads share no parameters.
+    `patch_projector` is the head on the patches, for the iBOT term. As in arXiv:2304.07193, the two
+    heads share no parameters.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SelfDistilled(ViT):
 
         None: no patch is masked. A key turns dropout and stochastic depth on.
         """
+        check_images(images, self.image_size)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         patches = self.patches(images)
         if masked is not None and self.mask_token is not None:

@@ -24,6 +24,7 @@ from vit_jax.interop.load import Weights, read_weights
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
+from vit_jax.models.stacking import LayerLoop
 from vit_jax.models.vit_options import ViTConfig
 from vit_jax.named_tree import map_named
 from vit_jax.tasks.distillation.config import DistillationConfig, token_options
@@ -49,13 +50,19 @@ class Distillation(LabelTask):
         if self.section.token and not isinstance(config.model, ViTConfig):
             name = config.model.name
             raise ModelError(f"'distillation.token' with {name}", "a ViT or hybrid", "leave it out")
-        self.frozen, self.teacher_fn, self.teacher_macs = _read_teacher(
+        self.frozen, self.make_teacher_fn, self.teacher_macs = _read_teacher(
             config, data.num_classes, data.source
         )
+        self.teacher_fn = self.make_teacher_fn(None)
         if self.section.teacher_image_size is not None:
             self.train_preprocessing = _with_teacher_image(
                 self.train_preprocessing, self.section.teacher_image_size, config
             )
+
+    def with_loop(self, loop: LayerLoop) -> "Distillation":
+        changed: Any = super().with_loop(loop)
+        changed.teacher_fn = self.make_teacher_fn(loop)
+        return changed
 
     @property
     def options(self) -> ModelConfig:
@@ -165,8 +172,10 @@ def hard_loss(student: Float[Array, "B C"], teacher: Float[Array, "B C"]) -> Flo
 
 def _read_teacher(
     config: Config, num_classes: int, source: Source | None = None
-) -> tuple[Frozen, TeacherFn, int]:
+) -> tuple[Frozen, Callable[[LayerLoop | None], TeacherFn], int]:
     """Returns the teacher's parameters, its function, and its multiply-accumulates per image.
+
+    The function is made for a loop over the teacher's layers; None: that of its own options.
 
     Its logits are in the order of the classes of `source`, if both have names.
     """
@@ -193,13 +202,9 @@ def _read_teacher(
         model, names = f"distillation.teacher {path}", weights.class_names or ()
         columns = head_columns(source.class_names, names, data=source.name, model=model)
     image_size = weights.image_size
-    network = weights.model
+    options, state = weights.options, nnx.state(weights.model)
     if getattr(config.model, "attention_implementation", None) == "xla":
-        options, key = weights.options.with_xla_attention(), jax.random.key(0)
-        network = nnx.eval_shape(
-            lambda: build_model(options, num_classes=num_classes, image_size=image_size, key=key)
-        )
-    graphdef, state = nnx.split(network)
+        options = options.with_xla_attention()
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), nnx.to_pure_dict(state)
     )
@@ -209,13 +214,20 @@ def _read_teacher(
         arrays = read().arrays
         return map_named(lambda name, _: arrays[name], shapes)
 
-    def teacher_fn(teacher_params: Any, images: jax.Array) -> jax.Array:
-        size = (images.shape[0], *image_size, 3)
-        if images.shape != size:
-            images = jax.image.resize(images, size, "bilinear")
-        logits: Any = nnx.merge(graphdef, teacher_params)(images)
-        logits = logits if columns is None else logits[:, columns]
-        return jax.lax.stop_gradient(logits)
+    def make_teacher_fn(loop: LayerLoop | None) -> TeacherFn:
+        own = options if loop is None else options.with_loop(loop.scan, loop.remat)
+        sizes = {"num_classes": num_classes, "image_size": image_size, "key": jax.random.key(0)}
+        graphdef = nnx.graphdef(nnx.eval_shape(lambda: build_model(own, **sizes)))
+
+        def teacher_fn(teacher_params: Any, images: jax.Array) -> jax.Array:
+            size = (images.shape[0], *image_size, 3)
+            if images.shape != size:
+                images = jax.image.resize(images, size, "bilinear")
+            logits: Any = nnx.merge(graphdef, teacher_params)(images)
+            logits = logits if columns is None else logits[:, columns]
+            return jax.lax.stop_gradient(logits)
+
+        return teacher_fn
 
     macs = forward_macs(weights.options, num_classes=num_classes, image_size=image_size)
-    return Frozen(shapes, load), teacher_fn, macs
+    return Frozen(shapes, load), make_teacher_fn, macs

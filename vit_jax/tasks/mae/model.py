@@ -129,8 +129,10 @@ class Decoder(nnx.Module):
     """A small Transformer over all patches: encoded ones, and mask tokens for the hidden ones.
 
     `features` is D of an encoded token, and `pixels` F, the number of values of a patch. `table`
-    has the fixed positions of all tokens. Of the encoder's `options`, its norm epsilon, GELU, dtype
-    and execution are used. Source: arXiv:2111.06377, section 3 and appendix A.1.
+    has the fixed positions of all tokens. Of the encoder's `options`, its norm epsilon, activation,
+    dtype and execution are used; its MLPs are never gated.
+
+    Source: arXiv:2111.06377, section 3 and appendix A.1.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class Decoder(nnx.Module):
         self.stack = Encoder(
             EncoderShape(width, section.decoder_depth, 4 * width, section.decoder_heads),
             BlockOptions(
+                mlp="gelu" if options.mlp == "swiglu" else options.mlp,
                 gelu_approximate=options.gelu_approximate,
                 norm_epsilon=options.norm_epsilon,
                 # Kernels that were requested for the encoder may not support these sizes.
