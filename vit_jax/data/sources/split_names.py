@@ -38,6 +38,8 @@ _CELLS = {
 }  # fmt: skip
 # Values that also mean other things, such as languages.
 _SHORT = {"tr": "train", "va": "val", "te": "test"}
+# Splits of retrieval, if they are the whole name and beside other splits.
+_RETRIEVAL = ("query", "queries", "gallery", "probe", "distractors")
 _MAIN = {"valid": "val", "validation": "val", "dev": "val"}
 _ASKED = r"train(?:ing)?|val(?:id(?:ation)?)?|dev|eval(?:uation)?|test(?:ing)?|holdout|heldout"
 # Words around a split in a question, such as is_in_test_set.
@@ -75,7 +77,15 @@ def says_split(name: str) -> bool:
 
 def splits_within(name: str) -> set[str]:
     """Returns the splits among the words of a name, such as test for cat_test."""
-    return set(filter(None, map(_split_of_cell, _words(name))))
+    words = _words(name)
+    if len(words) == 1 and words[0] in _RETRIEVAL:
+        return {words[0]}
+    return set(filter(None, map(_split_of_cell, words)))
+
+
+def without_splits(name: str) -> str:
+    """Returns the words of a name with a sign for those that `splits_within` finds."""
+    return " ".join("#" if splits_within(word) else word for word in _words(name))
 
 
 def read_splits(

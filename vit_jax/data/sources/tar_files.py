@@ -16,7 +16,13 @@ from pathlib import Path
 
 from vit_jax.data.image_formats import described
 from vit_jax.data.sources.base import bucket_error
-from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
+from vit_jax.data.sources.image_files import (
+    UNREADABLE,
+    BucketFiles,
+    ImageEntry,
+    LocalFiles,
+    is_hidden,
+)
 from vit_jax.errors import DataError
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import parse_json
@@ -86,7 +92,8 @@ def _damaged_error(path: Path, error: Exception) -> DataError:
 
 
 def _is_hidden(name: str) -> bool:
-    return posixpath.basename(name).startswith(".")
+    parts = posixpath.normpath(name).split("/")
+    return any(is_hidden(part) for part in parts if part != "..")
 
 
 def _linked(
