@@ -337,6 +337,7 @@ HELD_OUT = [
     ("my_fold", ("train", "val", "train"), {"train": 2, "val": 1}),
     ("phase,is_train", ("train,1", "val,0", "test,0"), {"train": 1, "val": 1, "test": 1}),
     ("split,is_valid", ("train,0", "dev,1", "test,0"), {"train": 1, "dev": 1, "test": 1}),
+    ("role", ("train", "val", "test"), {"train": 1, "val": 1, "test": 1}),
     ("split,test_result", ("train,+", "val,-", "train,-"), {"train": 2, "val": 1}),
     ("lang,lr,training_time_s,test_score", ("tr,te,0.5,1e-1", "en,,1,2", "de,x,2,3"), {"train": 3}),
     ("data_set,photoSet,contest", ("0,0,a", "1,1,b", "0,1,c"), {"train": 3}),
@@ -370,6 +371,26 @@ def test_columns_of_many_texts_are_not_read_and_folders_named_like_splits_are_sa
     assert "columns that are not read: test_id, column 4" in caplog.text
     for name in ("path", "column 4"):
         assert f"train, but folders in the column {name} are named train, test" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "column", ["role,train,query,gallery", "type,train,probe,test", "my_role,web_train,query,train"]
+)
+def test_columns_with_splits_of_retrieval_are_used_or_refused(tmp_path, column):
+    name, *cells = column.split(",")
+    lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+    (tree(tmp_path, "x") / "it.csv").write_text("\n".join([f"path,label,{name}", *lines]))
+    with pytest.raises(DataError, match=f"has the column '{name}' with .* which may say which"):
+        list_images(tmp_path / "it.csv")
+
+
+@pytest.mark.parametrize("caption", ["nan", "None", "['a', 'b']", '"[""a"", ""b""]"'])
+def test_captions_that_are_missing_or_lists_are_refused(tmp_path, caption):
+    tree(tmp_path, "x")
+    lines = ["path,caption", "x/0.png,none of the cats [two]", f"x/1.png,{caption}"]
+    (tmp_path / "it.csv").write_text("\n".join(lines).replace("['a', 'b']", "\"['a', 'b']\""))
+    with pytest.raises(DataError, match=r"line 3 of .* no missing value and no list written"):
+        list_captioned(tmp_path / "it.csv", ("caption",))
 
 
 def test_captions_have_the_same_columns_of_splits(tmp_path):
@@ -448,6 +469,26 @@ def test_shards_with_labels(tmp_path):
     one = labelled(".json", a=b'{"label": "cat"}', b=b'{"label": "dog"}')
     two = labelled(".json", c=b'{"cls": "cat"}', d=b'{"cls": "cat"}')
     assert classes_of(tmp_path / "json", s0=one, s1=two) == (("cat", "dog"), 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (('"split": "train"', '"split": "val"'), "files with split train, val, and is read as tra"),
+        (('"is_valid": false', '"is_valid": true'), "with is_valid False, True, and is read as tr"),
+        (('"fold": 0', '"fold": 1'), "has the column 'fold' with '0', '1', which may say which"),
+        (('"split": "Training"', '"split": "train"'), None),
+        (('"source": "train"', '"source": "bus"'), None),
+    ],
+)
+def test_json_files_of_another_split_are_refused(tmp_path, values, words):
+    members = labelled(a=b"0", b=b"1")
+    members |= {f"{k}.json": f"{{{v}}}".encode() for k, v in zip("ab", values, strict=True)}
+    if words is None:
+        assert classes_of(tmp_path, s=members)[0] == ("0", "1")
+        return
+    with pytest.raises(DataError, match=words):
+        classes_of(tmp_path, s=members)
 
 
 def test_one_image_of_a_key_counts(tmp_path):

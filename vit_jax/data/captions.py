@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from vit_jax.config.captions import PLACEHOLDER, CaptionsConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing
 from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.image_table import is_caption
 from vit_jax.data.tokenizers import Tokenizer, load_tokenizer
 from vit_jax.data.transforms import Transform
 from vit_jax.errors import DataError
@@ -178,4 +179,10 @@ def _text(value: Any) -> str:
         )
     if not value.strip():
         raise DataError("an empty caption", "a text", "leave it out, or write one")
+    if not is_caption(value):
+        raise DataError(
+            f"the caption {value[:60]!r}",
+            "a text, not a missing value or a list written as text",
+            "leave it out, or write one",
+        )
     return str(value)

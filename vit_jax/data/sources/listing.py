@@ -284,7 +284,7 @@ def _list_group(root: Path, files: LocalFiles | BucketFiles, group: _Group) -> _
             others.append((name, size, offset))
     images.sort(key=lambda image: image.name)
     unread = Counter(filter(None, (unread_format(name) for name, _, _ in others)))
-    labels = {} if is_folder else labels_in(root, files, group.place, others)
+    labels = {} if is_folder else labels_in(root, files, group.place, group.split, others)
     return _Inside(images, len(others), unread, labels)
 
 

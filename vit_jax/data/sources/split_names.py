@@ -136,6 +136,23 @@ def read_splits(
     return found or None, list(read)
 
 
+def may_say_split(name: str) -> bool:
+    """Whether the name of a column says which split an image is in."""
+    return name not in ("cls", "label") and _says_by_name(name, set())
+
+
+def check_split(path: Path, split: str, key: str, texts: Sequence[str]) -> None:
+    """Raises DataError if the different values of a key in a tar file name another split."""
+    found, _ = read_splits(path, range(len(texts)), {key: texts})
+    others = [name for name in found or () if _MAIN.get(name, name) != _MAIN.get(split, split)]
+    if others:
+        raise DataError(
+            f"{path} has .json files with {key} {', '.join(texts)}, and is read as {split}",
+            "the tar files of each split in a folder of its own, such as train, val or test",
+            f"move the images, or leave {key} out of the files",
+        )
+
+
 def splits_in_paths(names: Sequence[str]) -> list[str]:
     """Returns the splits among the folders of paths, if all of them are in such a folder."""
     found = dict[str, None]()

@@ -13,6 +13,7 @@ import tarfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from vit_jax.data.image_formats import described
 from vit_jax.data.sources.base import bucket_error
@@ -23,6 +24,7 @@ from vit_jax.data.sources.image_files import (
     LocalFiles,
     is_hidden,
 )
+from vit_jax.data.sources.split_names import check_split, may_say_split
 from vit_jax.errors import DataError
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import parse_json
@@ -127,17 +129,31 @@ def _follow(name: str, links: Mapping[str, str]) -> str:
 
 
 def labels_in(
-    root: Path, files: LocalFiles | BucketFiles, place: str, others: Iterable[tuple[str, int, int]]
+    root: Path,
+    files: LocalFiles | BucketFiles,
+    place: str,
+    split: str,
+    others: Iterable[tuple[str, int, int]],
 ) -> dict[str, dict[str, str]]:
-    """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file."""
+    """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file.
+
+    Raises DataError if the .json files say that images are in another split than `split`.
+    """
     found: dict[str, dict[str, str]] = {}
+    said: dict[str, set[str]] = {}
     for name, size, offset in others:
         stem, dot, suffix = re.sub(r"\.cls\.txt$", ".cls", name).rpartition(".")
         suffix = dot + suffix.lower()
         if suffix not in (".cls", ".json") or size == UNREADABLE:
             continue
         content = files.read(place, offset, size)
-        label = _label_of_json(content) if suffix == ".json" else content.decode(errors="replace")
+        if suffix == ".json":
+            values = _object_in(content)
+            for key in filter(may_say_split, values):
+                said.setdefault(key, set()).add(str(values[key]))
+            label = _label_of(values)
+        else:
+            label = content.decode(errors="replace")
         if label is None:
             continue
         label = unicodedata.normalize("NFC", label.strip())
@@ -150,17 +166,22 @@ def labels_in(
                 "one label for each image",
                 "repair it",
             )
+    for key, texts in said.items():
+        check_split(root / place, split, key, sorted(texts))
     return found
 
 
-def _label_of_json(content: bytes) -> str | None:
-    """Returns the label of an image's JSON, a name or a number; None: it has none."""
+def _object_in(content: bytes) -> dict[str, Any]:
     try:
-        value = parse_json(content)
+        found = parse_json(content)
     except ValueError:
-        return None
-    value = value if isinstance(value, dict) else {}
-    label = value.get("cls", value.get("label"))
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _label_of(values: Mapping[str, Any]) -> str | None:
+    """Returns the label of an image's JSON, a name or a number; None: it has none."""
+    label = values.get("cls", values.get("label"))
     return str(label) if isinstance(label, str | int) and not isinstance(label, bool) else None
 
 
