@@ -141,6 +141,8 @@ ORDINARY = (
     ("cat 1", "cat 2"),
     ("001.Black_footed_Albatross", "002.Laysan_Albatross"),
     ("001", "002", "2019"),
+    ("car", "gallery", "train"),
+    ("bus", "test_tube", "train"),
     ("art_gallery", "train_interior", "train_station"),
     ("mask", "no_mask"),
     ("photos", "sunset1", "sunset2"),
@@ -172,6 +174,7 @@ def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_
         assert list_images(tree(tmp_path / f"ordinary{i}", *classes)).class_names == classes
     list_images(tree(tmp_path / "kinds", "cat/tabby", "cat/persian", "dog/poodle", "dog/other"))
     list_images(tree(tmp_path / "ages", "cat/cat_old", "cat/cat_new", "dog/dog_old", "dog/dog_x"))
+    list_images(tree(tmp_path / "films", "run/1", "run/2", "jump/10", "jump/20"))
     list_images(tree(tmp_path / "states", "va/x", "va/y", "tx", "md", "ny"))
     assert not caplog.records
 

@@ -177,12 +177,7 @@ def _text(value: Any) -> str:
         raise DataError(
             f"a caption of type {type(value).__name__}", "a text", "set data.captions.feature"
         )
-    if not value.strip():
-        raise DataError("an empty caption", "a text", "leave it out, or write one")
     if not is_caption(value):
-        raise DataError(
-            f"the caption {value[:60]!r}",
-            "a text, not a missing value or a list written as text",
-            "leave it out, or write one",
-        )
+        got = f"the caption {value[:60]!r}" if value.strip() else "an empty caption"
+        raise DataError(got, "a text, and no list as text", "leave it out, or write one")
     return str(value)

@@ -7,9 +7,8 @@
   subfolders, nor one whose subfolders have the names of the folders beside it. Single folders in
   between do not count, and neither does what is added to each name, such as _aug. Folders that
   differ in their subfolders, but share what these hold, are domains or sites too.
-- Nor are they classes if their names differ only by a number and say part, fold, batch, images and
-  the like, if they are images beside masks, or if their names differ only by train and test. Years
-  may be classes: there is a warning.
+- Nor are they classes if their names differ only by a number and say part, fold, images and so on,
+  or only by train and test, or if they are images beside masks. Years are classes, with a warning.
 - A split whose images are in none of the folders of the training classes has no labels. It is left
   out. If most of its folders are no training classes, it is an error.
 """
@@ -23,12 +22,7 @@ from pathlib import Path
 
 from vit_jax.data.image_formats import is_image
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.split_names import (
-    says_split,
-    split_of,
-    splits_within,
-    without_splits,
-)
+from vit_jax.data.sources.split_names import says_split, split_of, splits_within, without_splits
 from vit_jax.errors import DataError, first_few
 
 log = logging.getLogger(__name__)
@@ -42,10 +36,7 @@ _PART = re.compile(
 _YEAR = re.compile(r"(?:19|20)\d\d(?:[ _.-]?\d\d){0,2}")
 # Folders of what belongs to images that are in a folder beside them.
 _IMAGES = re.compile(r"(?:jpe?g|png|rgb|raw|input|original)?(?:images?|imgs?|photos?|pictures?)")
-_TARGETS = re.compile(
-    r"(?:png|image|img)?(?:masks?|labels?|annotations?|annots?|trimaps?|groundtruths?|gts?|thumbs"
-    r"|thumbnails?|segmentations?(?:class|object|masks?)?)"
-)
+_TARGETS = re.compile("(masks?|labels?|annotations?|trimaps?|gts?|groundtruths?|segment.*|thumb.*)")
 _SPLITS = "the folders train and, e.g., val and test, each with one subfolder or tar file a class"
 _MOVE = (
     "rename or move them, set data_dir to the folder with the splits or to one of these folders, or"
@@ -118,12 +109,10 @@ def check_names(root: Path, places: Iterable[tuple[str, str]]) -> None:
     for names in by_split.values():
         found = list(map(splits_within, names))
         splits = sorted(set[str]().union(*found))
-        alike: dict[str, set[str]] = {}
-        for name, within in zip(names, found, strict=True):
-            alike.setdefault(without_splits(name), set()).update(within)
         # Others, such as query, may lie beside bounding_box_train and bounding_box_test.
-        pairs = any("train" in within and len(within) > 1 for within in alike.values())
-        if len(splits) > 1 and (pairs or all(found)):
+        training = {without_splits(name) for name in names if splits_within(name) == {"train"}}
+        others = {without_splits(name) for name in names if splits_within(name) - {"train"}}
+        if len(splits) > 1 and (training & others or all(found)):
             raise DataError(
                 f"{root} has folders or tar files of {', '.join(splits)}, which look like splits,"
                 " and not like classes",
@@ -162,17 +151,15 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
             )  # fmt: skip
         return
     for split in dict.fromkeys(entries[0].split for entries in inside.values()):
-        of_split = {p: e for p, e in inside.items() if e[0].split == split}
-        _check_split(root, of_split)
-        if split == "train" and not any(place.endswith(".tar") for place in of_split):
-            _check_flat(root, of_split)  # `list_images` warns of shards.
+        _check_split(root, {p: e for p, e in inside.items() if e[0].split == split})
+    folders = [p for p, e in inside.items() if e[0].split == "train" and not p.endswith(".tar")]
+    _check_flat(root, folders)  # `list_images` warns of shards.
 
 
 def _check_flat(root: Path, places: Iterable[str]) -> None:
     """Raises DataError if the names of folders say parts of a dataset, or images and masks."""
-    names = [_name(place) for place in places]
     parts: dict[str, list[str]] = {}
-    for name in names:
+    for name in (names := list(map(_name, places))):
         words = _fold(re.sub("(?<=[a-z])(?=[A-Z])", " ", name))
         parts.setdefault(re.sub(r"\d+|(?<=[ _.-])[a-z]$", "#", words), []).append(name)
     for stem, alike in parts.items():
@@ -244,15 +231,15 @@ def _folders(place: str, images: Iterable[ImageEntry]) -> set[str]:
 
 def _levels(folders: Iterable[str]) -> list[set[str]]:
     """Returns the names of folders at each depth that all of them have."""
-    deep = zip(*(folder.split("/") for folder in folders), strict=False)
-    return [set(map(_fold, names)) for names in deep]
+    return [set(map(_fold, names)) for names in zip(*(f.split("/") for f in folders), strict=False)]
 
 
 def _extends(names: set[str], base: set[str]) -> bool:
     """Whether names are those of `base`, or each with the same addition, such as cat_aug."""
     pairs = zip(sorted(names), sorted(base), strict=False)
     added = {name.replace(own, "/", 1) for name, own in pairs}
-    return len(names) == len(base) > 1 == len(added)
+    is_word = re.fullmatch("/|.*[a-z]{2}.*", min(added, default=""))
+    return len(names) == len(base) > 1 == len(added) and is_word is not None
 
 
 def _subfolders(folders: set[str]) -> set[str]:

@@ -78,14 +78,13 @@ def says_split(name: str) -> bool:
 def splits_within(name: str) -> set[str]:
     """Returns the splits among the words of a name, such as test for cat_test."""
     words = _words(name)
-    if len(words) == 1 and words[0] in _RETRIEVAL:
-        return {words[0]}
-    return set(filter(None, map(_split_of_cell, words)))
+    whole = {*words} & {*_RETRIEVAL} if len(words) == 1 else set[str]()
+    return whole | set(filter(None, map(_split_of_cell, words)))
 
 
 def without_splits(name: str) -> str:
-    """Returns the words of a name with a sign for those that `splits_within` finds."""
-    return " ".join("#" if splits_within(word) else word for word in _words(name))
+    """Returns the words of a name with a sign for those such as train and test."""
+    return " ".join("#" if _split_of_cell(word) else word for word in _words(name))
 
 
 def read_splits(

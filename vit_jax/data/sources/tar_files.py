@@ -31,6 +31,7 @@ from vit_jax.storage.files import parse_json
 
 log = logging.getLogger(__name__)
 
+Members = Iterable[tuple[str, int, int]]  # (name, size or UNREADABLE, offset)
 # A link that leads further than this is a circle.
 _MOST_LINKS = 40
 
@@ -41,10 +42,8 @@ def key_of(name: str) -> str:
     return f"{folder}{slash}{file.partition('.')[0]}"
 
 
-def tar_members(
-    root: Path, files: LocalFiles | BucketFiles, name: str
-) -> Iterable[tuple[str, int, int]]:
-    """Returns (name, size or UNREADABLE, offset) of the files and links in a tar file.
+def tar_members(root: Path, files: LocalFiles | BucketFiles, name: str) -> Members:
+    """Returns the files and links in a tar file.
 
     Listing a tar file means reading all of it, so the list of one in a bucket is cached.
     """
@@ -129,11 +128,7 @@ def _follow(name: str, links: Mapping[str, str]) -> str:
 
 
 def labels_in(
-    root: Path,
-    files: LocalFiles | BucketFiles,
-    place: str,
-    split: str,
-    others: Iterable[tuple[str, int, int]],
+    root: Path, files: LocalFiles | BucketFiles, place: str, split: str, others: Members
 ) -> dict[str, dict[str, str]]:
     """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file.
 
@@ -151,7 +146,8 @@ def labels_in(
             values = _object_in(content)
             for key in filter(may_say_split, values):
                 said.setdefault(key, set()).add(str(values[key]))
-            label = _label_of(values)
+            label = values.get("cls", values.get("label"))
+            label = str(label) if type(label) in (str, int) else None
         else:
             label = content.decode(errors="replace")
         if label is None:
@@ -175,14 +171,8 @@ def _object_in(content: bytes) -> dict[str, Any]:
     try:
         found = parse_json(content)
     except ValueError:
-        return {}
+        found = None
     return found if isinstance(found, dict) else {}
-
-
-def _label_of(values: Mapping[str, Any]) -> str | None:
-    """Returns the label of an image's JSON, a name or a number; None: it has none."""
-    label = values.get("cls", values.get("label"))
-    return str(label) if isinstance(label, str | int) and not isinstance(label, bool) else None
 
 
 def labelled(
