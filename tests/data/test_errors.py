@@ -349,6 +349,8 @@ def test_captioned_images(tmp_path, name, content, words):
 CAPTIONS = [
     ("", "an empty caption"),
     (["a cat", " "], "an empty caption"),
+    (b"NaN", "the caption 'NaN'; expected a text"),
+    ("['a cat', 'the cat']", "expected a text, and no list as text"),
     ([], "no caption; expected one or more"),
     (b"\xff", "expected a text in UTF-8"),
     (3.5, "a caption of type float"),

@@ -97,6 +97,31 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
             "has train/val with the folders a, b",
         ),
         (("a", "B", "augmented/A", "augmented/b"), "has augmented with the folders a, b, which"),
+        (
+            ("pics/HAM10000_images_part_1", "pics/x", "HAM_part_1", "HAM_part_2"),
+            "HAM_part_2, which",
+        ),
+        (
+            ("images_001/images", "images_002/images"),
+            "images_001, images_002, which look like parts",
+        ),
+        (("fold1", "fold2", "fold3", "docs"), "fold1, fold2, fold3, which look like parts"),
+        (("train/Set A", "train/Set B", "val/Set A"), "the folders Set A, Set B, which look like"),
+        (("trainPart1", "trainPart2"), "trainPart1, trainPart2, which look like parts"),
+        (
+            ("bounding_box_train", "bounding_box_test", "query", "gt_bbox"),
+            "of query, test, train, w",
+        ),
+        (("train", "query", "gallery"), "tar files of gallery, query, train, which look like"),
+        (
+            ("s/p1/0", "s/p1/1", "s/p2/0", "t/p3/0", "t/p4/1"),
+            "s, t; all of them hold the folders 0,",
+        ),
+        (("n/a/1/x", "n/b/1/y", "m/c/1/x", "m/d/1/y"), "m, n; all of them hold the folders x, y"),
+        (("old/a", "old/b", "new/a_aug", "new/b_aug"), "new, old; all of them hold the folders a,"),
+        (("images", "masks"), "images beside masks, which look like images and masks"),
+        (("JPEGImages", "SegmentationClass"), "JPEGImages beside SegmentationClass, which"),
+        (("train/imgs", "train/annotations/trimaps"), "imgs beside annotations, which look like"),
         (("Train/a", "training/a", "val/a"), "Train and training, which are both the split train"),
     ],
 )
@@ -108,6 +133,20 @@ def test_splits_that_would_become_classes_or_come_twice_are_refused(tmp_path, pl
             tree(tmp_path, place)
     with pytest.raises(DataError, match=words):
         list_images(tmp_path)
+
+
+ORDINARY = (
+    ("n01440764", "n01443537"),
+    tuple(map(str, range(10))),
+    ("cat 1", "cat 2"),
+    ("001.Black_footed_Albatross", "002.Laysan_Albatross"),
+    ("001", "002", "2019"),
+    ("car", "gallery", "train"),
+    ("bus", "test_tube", "train"),
+    ("art_gallery", "train_interior", "train_station"),
+    ("mask", "no_mask"),
+    ("photos", "sunset1", "sunset2"),
+)
 
 
 def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_path, caplog):
@@ -128,8 +167,14 @@ def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_
     assert "the split val has classes that train lacks: c" in caplog.text
     list_images(tree(tmp_path / "one", "photos/cat", "photos/dog"))
     assert "if cat, dog are the classes, set data_dir to that folder" in caplog.text
+    list_images(tree(tmp_path / "years", "2019", "2020"))
+    assert "read as classes: 2019, 2020; are these years?" in caplog.text
     caplog.clear()
+    for i, classes in enumerate(ORDINARY):
+        assert list_images(tree(tmp_path / f"ordinary{i}", *classes)).class_names == classes
     list_images(tree(tmp_path / "kinds", "cat/tabby", "cat/persian", "dog/poodle", "dog/other"))
+    list_images(tree(tmp_path / "ages", "cat/cat_old", "cat/cat_new", "dog/dog_old", "dog/dog_x"))
+    list_images(tree(tmp_path / "films", "run/1", "run/2", "jump/10", "jump/20"))
     list_images(tree(tmp_path / "states", "va/x", "va/y", "tx", "md", "ny"))
     assert not caplog.records
 
@@ -235,12 +280,18 @@ def test_links_in_tar_files_are_followed(tmp_path, caplog):
         FolderSource(listing, "train", "x")
 
 
+SYSTEM = (
+    "__MACOSX/car", "@eaDir", "Car/@eaDir/0.png", ".ipynb_checkpoints", "__pycache__", "Thumbs",
+    "lost+found", "$RECYCLE.BIN", "System Volume Information",
+)  # fmt: skip
+
+
 def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
-    (tree(tmp_path / "images", "Car", "car", "__MACOSX/car") / "stray.png").write_bytes(IMAGE)
+    tree(tmp_path / "images", "Car", "car", *SYSTEM).joinpath("stray.png").write_bytes(IMAGE)
     listing = list_images(tmp_path / "images")
     assert (listing.class_names, listing.num_skipped) == (("Car", "car"), 1)
     for i in range(2):
-        write_tar(tmp_path / "shards" / f"x-{i:05}.tar", {"0.png": IMAGE, "0.txt": b"a cat"})
+        write_tar(tmp_path / "shards" / f"x-{i}.tar", {"0.png": IMAGE, "0.txt": b"a cat"})
     list_images(tmp_path / "shards")
     for name in ("test_list.txt", "validation.csv", "training.txt"):
         (tmp_path / "images" / name).write_text("")
@@ -289,6 +340,7 @@ HELD_OUT = [
     ("my_fold", ("train", "val", "train"), {"train": 2, "val": 1}),
     ("phase,is_train", ("train,1", "val,0", "test,0"), {"train": 1, "val": 1, "test": 1}),
     ("split,is_valid", ("train,0", "dev,1", "test,0"), {"train": 1, "dev": 1, "test": 1}),
+    ("role", ("train", "val", "test"), {"train": 1, "val": 1, "test": 1}),
     ("split,test_result", ("train,+", "val,-", "train,-"), {"train": 2, "val": 1}),
     ("lang,lr,training_time_s,test_score", ("tr,te,0.5,1e-1", "en,,1,2", "de,x,2,3"), {"train": 3}),
     ("data_set,photoSet,contest", ("0,0,a", "1,1,b", "0,1,c"), {"train": 3}),
@@ -324,6 +376,26 @@ def test_columns_of_many_texts_are_not_read_and_folders_named_like_splits_are_sa
         assert f"train, but folders in the column {name} are named train, test" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "column", ["role,train,query,gallery", "type,train,probe,test", "my_role,web_train,query,train"]
+)
+def test_columns_with_splits_of_retrieval_are_used_or_refused(tmp_path, column):
+    name, *cells = column.split(",")
+    lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+    (tree(tmp_path, "x") / "it.csv").write_text("\n".join([f"path,label,{name}", *lines]))
+    with pytest.raises(DataError, match=f"has the column '{name}' with .* which may say which"):
+        list_images(tmp_path / "it.csv")
+
+
+@pytest.mark.parametrize("caption", ["nan", "None", "['a', 'b']", '"[""a"", ""b""]"'])
+def test_captions_that_are_missing_or_lists_are_refused(tmp_path, caption):
+    tree(tmp_path, "x")
+    lines = ["path,caption", "x/0.png,none of the cats [two]", f"x/1.png,{caption}"]
+    (tmp_path / "it.csv").write_text("\n".join(lines).replace("['a', 'b']", "\"['a', 'b']\""))
+    with pytest.raises(DataError, match=r"line 3 of .* no missing value and no list written"):
+        list_captioned(tmp_path / "it.csv", ("caption",))
+
+
 def test_captions_have_the_same_columns_of_splits(tmp_path):
     tree(tmp_path, "x")
     lines = [f'{{"path": "x/{i}.png", "caption": "a cat", "is_valid": {v}}}'
@@ -340,6 +412,11 @@ def test_captions_have_the_same_columns_of_splits(tmp_path):
         (("True", "true ", "nan"), "'True' = 'true'; classes that may be missing labels: 'nan'"),
         (("None", "2", "+2.0"), "'+2.0' = '2'; classes that may be missing labels: 'None'"),
         (("1", "2", "inf"), None),
+        (("-1", "1", "1"), None),
+        (("-1", "0", "1"), "classes that may be missing labels: '-1'"),
+        (("?", "-", "Unknown"), "classes that may be missing labels: '-', '?', 'Unknown'"),
+        (("1", "\uff11", "cat"), "'1' = '\uff11'"),
+        (("cat", "\ufeffcat", "dog"), r"'cat' = '\ufeffcat'"),
     ],
 )
 def test_labels_that_may_be_one_or_missing_are_named(tmp_path, labels, words, caplog):
@@ -395,6 +472,26 @@ def test_shards_with_labels(tmp_path):
     one = labelled(".json", a=b'{"label": "cat"}', b=b'{"label": "dog"}')
     two = labelled(".json", c=b'{"cls": "cat"}', d=b'{"cls": "cat"}')
     assert classes_of(tmp_path / "json", s0=one, s1=two) == (("cat", "dog"), 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (('"split": "train"', '"split": "val"'), "files with split train, val, and is read as tra"),
+        (('"is_valid": false', '"is_valid": true'), "with is_valid False, True, and is read as tr"),
+        (('"fold": 0', '"fold": 1'), "has the column 'fold' with '0', '1', which may say which"),
+        (('"split": "Training"', '"split": "train"'), None),
+        (('"source": "train"', '"source": "bus"'), None),
+    ],
+)
+def test_json_files_of_another_split_are_refused(tmp_path, values, words):
+    members = labelled(a=b"0", b=b"1")
+    members |= {f"{k}.json": f"{{{v}}}".encode() for k, v in zip("ab", values, strict=True)}
+    if words is None:
+        assert classes_of(tmp_path, s=members)[0] == ("0", "1")
+        return
+    with pytest.raises(DataError, match=words):
+        classes_of(tmp_path, s=members)
 
 
 def test_one_image_of_a_key_counts(tmp_path):

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from vit_jax.config.captions import PLACEHOLDER, CaptionsConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing
 from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.image_table import is_caption
 from vit_jax.data.tokenizers import Tokenizer, load_tokenizer
 from vit_jax.data.transforms import Transform
 from vit_jax.errors import DataError
@@ -176,6 +177,7 @@ def _text(value: Any) -> str:
         raise DataError(
             f"a caption of type {type(value).__name__}", "a text", "set data.captions.feature"
         )
-    if not value.strip():
-        raise DataError("an empty caption", "a text", "leave it out, or write one")
+    if not is_caption(value):
+        got = f"the caption {value[:60]!r}" if value.strip() else "an empty caption"
+        raise DataError(got, "a text, and no list as text", "leave it out, or write one")
     return str(value)

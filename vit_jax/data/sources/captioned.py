@@ -29,7 +29,7 @@ from vit_jax.data.sources.base import Example, bucket_error, hash_of
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.folder_layout import check_names, list_children
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.image_table import read_csv, read_jsonl, split_cells
+from vit_jax.data.sources.image_table import is_caption, read_csv, read_jsonl, split_cells
 from vit_jax.data.sources.listing import Listing, list_named, make_listing
 from vit_jax.data.sources.tar_files import key_of, tar_members
 from vit_jax.errors import DataError
@@ -178,11 +178,11 @@ def _check_texts(value: Any, where: str, feature: str) -> list[str]:
     """Returns one or several captions as a list."""
     texts = value if isinstance(value, list) else [value]
     for text in texts or [None]:
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str) or not is_caption(text):
             raise DataError(
                 f"{where}: {feature} is {text!r}",
-                "a caption that is not empty",
-                "fix the line, or remove it",
+                "a caption that is not empty, no missing value and no list written as text",
+                "fix the line, or remove it; several captions are several lines or JSONL",
             )
         try:
             text.encode()

@@ -5,12 +5,16 @@
   names, folds, domains, sites or years, or each class has its own splits. As many folders without
   subfolders may lie beside them. Neither is a folder train, or tr beside te, whose images are in
   subfolders, nor one whose subfolders have the names of the folders beside it. Single folders in
-  between do not count.
+  between do not count, and neither does what is added to each name, such as _aug. Folders that
+  differ in their subfolders, but share what these hold, are domains or sites too.
+- Nor are they classes if their names differ only by a number and say part, fold, images and so on,
+  or only by train and test, or if they are images beside masks. Years are classes, with a warning.
 - A split whose images are in none of the folders of the training classes has no labels. It is left
   out. If most of its folders are no training classes, it is an error.
 """
 
 import logging
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +22,21 @@ from pathlib import Path
 
 from vit_jax.data.image_formats import is_image
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.split_names import says_split, split_of, splits_within
+from vit_jax.data.sources.split_names import says_split, split_of, splits_within, without_splits
 from vit_jax.errors import DataError, first_few
 
 log = logging.getLogger(__name__)
 
 _MAX_NAMED = 5
+# Folders that are parts of a dataset: a word beside the number by which their names differ.
+_PART = re.compile(
+    r"(?<![a-z])(?:(?:sub|data)?sets?|parts?|folds?|batch(?:es)?|chunks?|shards?|images?|imgs?"
+    r"|folders?|sessions?|splits?|data)[ _.-]*#|#[ _.-]*(?:parts?|folds?|images?|imgs?)(?![a-z])"
+)
+_YEAR = re.compile(r"(?:19|20)\d\d(?:[ _.-]?\d\d){0,2}")
+# Folders of what belongs to images that are in a folder beside them.
+_IMAGES = re.compile(r"(?:jpe?g|png|rgb|raw|input|original)?(?:images?|imgs?|photos?|pictures?)")
+_TARGETS = re.compile("(masks?|labels?|annotations?|trimaps?|gts?|groundtruths?|segment.*|thumb.*)")
 _SPLITS = "the folders train and, e.g., val and test, each with one subfolder or tar file a class"
 _MOVE = (
     "rename or move them, set data_dir to the folder with the splits or to one of these folders, or"
@@ -81,8 +94,7 @@ def list_children(
             "plain tar files",
             "uncompress it, e.g. with gunzip",
         )
-    kept = [name for name in folders if name != "__MACOSX"]
-    return kept, [name for name in others if name.endswith(".tar")]
+    return folders, [name for name in others if name.endswith(".tar")]
 
 
 def check_names(root: Path, places: Iterable[tuple[str, str]]) -> None:
@@ -91,13 +103,16 @@ def check_names(root: Path, places: Iterable[tuple[str, str]]) -> None:
     Shards of splits are, such as imagenet-val-000001, and so are cat_train and cat_test. `places`
     are (split, path).
     """
-    by_split: dict[str, list[set[str]]] = {}
+    by_split: dict[str, list[str]] = {}
     for split, place in places:
-        named = splits_within(_stem(place.rpartition("/")[2]))
-        by_split.setdefault(split, []).append(named)
-    for found in by_split.values():
+        by_split.setdefault(split, []).append(_name(place))
+    for names in by_split.values():
+        found = list(map(splits_within, names))
         splits = sorted(set[str]().union(*found))
-        if len(splits) > 1 and all(found):
+        # Others, such as query, may lie beside bounding_box_train and bounding_box_test.
+        training = {without_splits(name) for name in names if splits_within(name) == {"train"}}
+        others = {without_splits(name) for name in names if splits_within(name) - {"train"}}
+        if len(splits) > 1 and (training & others or all(found)):
             raise DataError(
                 f"{root} has folders or tar files of {', '.join(splits)}, which look like splits,"
                 " and not like classes",
@@ -125,7 +140,7 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
     inside = {place: entries for place, entries in images.items() if entries}
     if len(inside) == 1:
         place, entries = next(iter(inside.items()))
-        names = _subfolders(place, entries)
+        names = _subfolders(_folders(place, entries))
         within = entries[0].name.split("/")[1:-1]
         if any(split_of(name) == "train" for name in (*within, *names)):
             raise _layout_error(f"{root / _stem(place)} holds the folders {_alike(names)}, which")
@@ -137,20 +152,45 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
         return
     for split in dict.fromkeys(entries[0].split for entries in inside.values()):
         _check_split(root, {p: e for p, e in inside.items() if e[0].split == split})
+    folders = [p for p, e in inside.items() if e[0].split == "train" and not p.endswith(".tar")]
+    _check_flat(root, folders)  # `list_images` warns of shards.
+
+
+def _check_flat(root: Path, places: Iterable[str]) -> None:
+    """Raises DataError if the names of folders say parts of a dataset, or images and masks."""
+    parts: dict[str, list[str]] = {}
+    for name in (names := list(map(_name, places))):
+        words = _fold(re.sub("(?<=[a-z])(?=[A-Z])", " ", name))
+        parts.setdefault(re.sub(r"\d+|(?<=[ _.-])[a-z]$", "#", words), []).append(name)
+    for stem, alike in parts.items():
+        if len(alike) > 1 and 2 * len(alike) > len(names) and _PART.search(stem):
+            raise _layout_error(f"{root} has the folders {_alike(alike)}, which", "parts")
+    letters = {re.sub("[^a-z]", "", name.casefold()): name for name in names}
+    kinds = [next((letters[w] for w in letters if k.fullmatch(w)), "") for k in (_IMAGES, _TARGETS)]
+    if all(kinds):
+        raise _layout_error(f"{root} has {' beside '.join(kinds)}, which", "images and masks")
+    if len(names) > 1 and all(map(_YEAR.fullmatch, names)):
+        log.warning("%s: read as classes: %s; are these years?", root, _alike(names))
 
 
 def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None:
-    below = {place: _subfolders(place, entries) for place, entries in inside.items()}
+    folders = {place: _folders(place, entries) for place, entries in inside.items()}
+    below = {place: _subfolders(names) for place, names in folders.items()}
     nested = {place: names for place, names in below.items() if names}
     counts = Counter(name for names in nested.values() for name in names)
     places, alike = first_few([*map(_stem, nested)], _MAX_NAMED), _alike(counts)
+    # The names at each depth that all subfolders have.
+    depths = zip(*(_levels(folders[place]) for place in nested), strict=False)
+    shared = [deep[0] for deep in depths if len(deep[0]) > 1 and deep.count(deep[0]) == len(deep)]
+    least = min(nested.values(), key=lambda names: sum(map(len, names)), default=set[str]())
     # Folders without subfolders, such as docs or unlabeled, may lie beside the others.
     most = 2 * len(nested) >= len(below) and len(counts) > 1
-    same = len(nested) > 1 and all(len(names) == len(counts) for names in nested.values())
-    if most and same and not any(_holds_images(place, inside[place]) for place in nested):
-        raise _layout_error(f"{root} has {places}; all of them hold the folders {alike}; they")
+    same = bool(shared) or all(_extends(names, least) for names in nested.values())
+    if len(nested) > 1 and most and same and not any("" in folders[place] for place in nested):
+        held = _alike(shared[-1]) if shared else alike
+        raise _layout_error(f"{root} has {places}; all of them hold the folders {held}; they")
     splits = [place for place in below if says_split(_stem(place))]
-    beside = {_fold(_stem(place).rpartition("/")[2]) for place in below}
+    beside = {_fold(_name(place)) for place in below}
     for place, names in nested.items():
         is_split = split_of(_stem(place)) == "train" or (place in splits and len(splits) > 1)
         is_only = len(below) == 1 and place.startswith("train/")
@@ -171,25 +211,44 @@ def _stem(place: str) -> str:
     return place.removesuffix(".tar")
 
 
+def _name(place: str) -> str:
+    return _stem(place).rpartition("/")[2]
+
+
 def _alike(names: Iterable[str]) -> str:
     return first_few(sorted(names), _MAX_NAMED)
 
 
-def _layout_error(got: str) -> DataError:
-    return DataError(
-        f"{got} look like splits, folds or domains, and not like classes", _SPLITS, _MOVE
-    )
+def _layout_error(got: str, like: str = "splits, folds or domains") -> DataError:
+    return DataError(f"{got} look like {like}, and not like classes", _SPLITS, _MOVE)
 
 
-def _subfolders(place: str, images: Iterable[ImageEntry]) -> set[str]:
-    """Returns the subfolders of a folder that hold images.
+def _folders(place: str, images: Iterable[ImageEntry]) -> set[str]:
+    """Returns the folders that hold images, relative to a folder; "" is this one."""
+    start = len(place) + 1
+    return {i.name[start:].rpartition("/")[0] for i in images if i.size != UNREADABLE}
+
+
+def _levels(folders: Iterable[str]) -> list[set[str]]:
+    """Returns the names of folders at each depth that all of them have."""
+    return [set(map(_fold, names)) for names in zip(*(f.split("/") for f in folders), strict=False)]
+
+
+def _extends(names: set[str], base: set[str]) -> bool:
+    """Whether names are those of `base`, or each with the same addition, such as cat_aug."""
+    pairs = zip(sorted(names), sorted(base), strict=False)
+    added = {name.replace(own, "/", 1) for name, own in pairs}
+    is_word = re.fullmatch("/|.*[a-z]{2}.*", min(added, default=""))
+    return len(names) == len(base) > 1 == len(added) and is_word is not None
+
+
+def _subfolders(folders: set[str]) -> set[str]:
+    """Returns the first subfolders of `_folders`.
 
     A folder with a single subfolder stands for this one, unless that has no subfolders.
     """
-    start = len(place) + 1
-    folders = {i.name[start:].rpartition("/")[0] for i in images if i.size != UNREADABLE}
     found: set[str] = set()
-    folders -= {""}
+    folders = folders - {""}
     while folders:
         first = {folder.partition("/")[0] for folder in folders}
         if "" in first:
@@ -203,12 +262,6 @@ def _subfolders(place: str, images: Iterable[ImageEntry]) -> set[str]:
 
 def _fold(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
-
-
-def _holds_images(place: str, images: Iterable[ImageEntry]) -> bool:
-    """Whether images lie beside the subfolders of a folder."""
-    start = len(place) + 1
-    return any("/" not in image.name[start:] for image in images if image.size != UNREADABLE)
 
 
 def splits_without_classes(root: Path, images: Iterable[ImageEntry]) -> dict[str, str]:

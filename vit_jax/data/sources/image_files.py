@@ -1,8 +1,9 @@
 """The files of an image folder: on a disk, or in a bucket through a `BlockCache`.
 
-Both classes name files by their paths relative to the folder, and pass over hidden ones. Names are
-the bytes of the file system read as UTF-8, whatever the locale, so that classes, the order of the
-examples and lists of images are the same everywhere; bytes that are not UTF-8 are escaped.
+Both classes name files by their paths relative to the folder, and pass over hidden ones and the
+folders of systems (`is_hidden`). Names are the bytes of the file system read as UTF-8, whatever the
+locale, so that classes, the order of the examples and lists of images are the same everywhere;
+bytes that are not UTF-8 are escaped.
 """
 
 import dataclasses
@@ -23,6 +24,16 @@ from vit_jax.storage.bucket_path import BucketPath, StoredObject
 UNREADABLE = -1
 # Blocks that are read ahead while a tar file is listed.
 _BLOCKS_AHEAD = 8
+# Folders that systems and tools make.
+_OF_SYSTEMS = (
+    "__MACOSX", "@eaDir", "#recycle", "__pycache__", "Thumbs", "lost+found", "$RECYCLE.BIN",
+    "System Volume Information",
+)  # fmt: skip
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is hidden, or is one that systems make and users do not see."""
+    return name.startswith(".") or name in _OF_SYSTEMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +58,7 @@ class LocalFiles:
     def children(self, folder: str) -> tuple[list[str], list[str]]:
         """Returns the names of the folders and of the files in a folder, sorted."""
         with os.scandir(self._path(folder)) as entries:
-            entries = [e for e in entries if not e.name.startswith(".")]
+            entries = [e for e in entries if not is_hidden(e.name)]
         folders = sorted(_as_utf8(e.name) for e in entries if _is_folder(e))
         return folders, sorted(_as_utf8(e.name) for e in entries if _size(e) != UNREADABLE)
 
@@ -128,7 +139,7 @@ class BucketFiles:
         """Lists all objects below the root that are not hidden, and their folders."""
         for found in root.list_objects():
             parts = found.path.relative_to(root).parts
-            if not parts or any(part.startswith(".") for part in parts):
+            if not parts or any(map(is_hidden, parts)):
                 continue
             self._objects["/".join(parts)] = found
             for depth in range(len(parts)):
@@ -188,7 +199,7 @@ class BucketFiles:
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
     with os.scandir(folder) as entries:
-        entries = [e for e in entries if not e.name.startswith(".")]
+        entries = [e for e in entries if not is_hidden(e.name)]
     for entry in entries:
         if not _is_folder(entry):
             yield f"{prefix}{_as_utf8(entry.name)}", _size(entry)

@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,11 @@ log = logging.getLogger(__name__)
 _MAX_NAMED = 10
 # Texts for a value that is not there.
 MISSING = ("nan", "none", "null", "n/a", "#n/a", "na", "<na>", "nat")
+
+# Captions that programs write in place of a text: a missing value, a list.
+_NO_CAPTION = re.compile(
+    r"(?:nan|none|null|<na>)?|\[\s*(['\"]).*\1\s*\]", re.DOTALL | re.IGNORECASE
+)
 
 
 class Table(NamedTuple):
@@ -88,6 +94,11 @@ def separator_of(text: str, usual: str) -> str:
     first = text.partition("\n")[0]
     others = [mark for mark in "\t;" if mark in first and "," not in first]
     return others[0] if others else usual
+
+
+def is_caption(text: str) -> bool:
+    """Whether a text is a caption: not empty, no missing value and no list written as text."""
+    return _NO_CAPTION.fullmatch(text.strip()) is None
 
 
 def split_cells(path: Path, table: Table, image: str, label: str) -> list[str]:

@@ -17,9 +17,10 @@ Layouts:
 
 `folder_layout.py` says which folders are splits, which are classes, and what is refused. Files
 without an image suffix are skipped and counted, and so are images beside the class folders; images
-of formats that are not read are named. Hidden files and __MACOSX are skipped silently. A class
-folder or tar file without images is an error in "train" and allowed in other splits. Empty files
-are listed with size 0; the caller decides whether to refuse them.
+of formats that are not read are named. Hidden files and folders of systems, such as __MACOSX and
+@eaDir, are skipped silently. A class folder or tar file without images is an error in "train" and
+allowed in other splits. Empty files are listed with size 0; the caller decides whether to refuse
+them.
 
 The order of a split spreads every class evenly. Examples are sorted by (rank + 1/2) / n, where n is
 the size of the class and rank is the example's index in its class when sorted by the hash of the
@@ -67,8 +68,10 @@ from vit_jax.storage.paths import user_path
 # Labels that are the same if they are equal as numbers.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 _MAX_NAMED = 5
-# A shard of any kind.
-_SHARD = re.compile(r".*\d{3,}")
+# A shard of any kind. Short numbers, such as 0 to 9, may be classes.
+_SHARD = re.compile(r".*(\d{3,}|\D\d+)")
+# Labels that stand for none, beside MISSING.
+_UNLABELLED = ("?", "-", "-1", "-1.0", "unknown", "unlabeled", "unlabelled", "missing")
 _SORT = "sort the images into folders, or list them in a CSV file of path,label"
 log = logging.getLogger(__name__)
 _THREADS = 8
@@ -281,7 +284,7 @@ def _list_group(root: Path, files: LocalFiles | BucketFiles, group: _Group) -> _
             others.append((name, size, offset))
     images.sort(key=lambda image: image.name)
     unread = Counter(filter(None, (unread_format(name) for name, _, _ in others)))
-    labels = {} if is_folder else labels_in(root, files, group.place, others)
+    labels = {} if is_folder else labels_in(root, files, group.place, group.split, others)
     return _Inside(images, len(others), unread, labels)
 
 
@@ -317,21 +320,27 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
     """Warns of classes that may be one, such as 1 and 1.0 or Car and car, and of missing labels."""
     alike: dict[float | str, list[str]] = {}
     for name in classes:
-        plain = name.strip().casefold()
+        plain = _plain(name)
         number = _NUMBER.fullmatch(plain)
         alike.setdefault(float(plain) if number else plain, []).append(name)
     twice = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
-    missing = [repr(name) for name in classes if name.strip().casefold() in MISSING]
+    missing = [repr(name) for name in classes if _plain(name) in (*MISSING, *_UNLABELLED)]
     warnings = []
     if twice:
         warnings.append(
-            "classes that differ only by capitals, spaces or how a number is written:"
-            f" {first_few(twice, _MAX_NAMED)}"
+            "classes that differ only by capitals, spaces, invisible or wide characters or how a"
+            f" number is written: {first_few(twice, _MAX_NAMED)}"
         )
-    if missing:
+    if missing and set(classes) != {"-1", "1"}:
         warnings.append(f"classes that may be missing labels: {', '.join(missing)}")
     if warnings:
         log.warning("%s: %s", root, "; ".join(warnings))
+
+
+def _plain(name: str) -> str:
+    """Returns a name without capitals, forms of characters and invisible ones such as a BOM."""
+    shown = (c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    return "".join(shown).strip().casefold()
 
 
 def _sorted_classes(names: set[str]) -> list[str]:

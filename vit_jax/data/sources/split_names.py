@@ -38,6 +38,8 @@ _CELLS = {
 }  # fmt: skip
 # Values that also mean other things, such as languages.
 _SHORT = {"tr": "train", "va": "val", "te": "test"}
+# Splits of retrieval, if they are the whole name and beside other splits.
+_RETRIEVAL = ("query", "queries", "gallery", "probe", "distractors")
 _MAIN = {"valid": "val", "validation": "val", "dev": "val"}
 _ASKED = r"train(?:ing)?|val(?:id(?:ation)?)?|dev|eval(?:uation)?|test(?:ing)?|holdout|heldout"
 # Words around a split in a question, such as is_in_test_set.
@@ -75,7 +77,14 @@ def says_split(name: str) -> bool:
 
 def splits_within(name: str) -> set[str]:
     """Returns the splits among the words of a name, such as test for cat_test."""
-    return set(filter(None, map(_split_of_cell, _words(name))))
+    words = _words(name)
+    whole = {*words} & {*_RETRIEVAL} if len(words) == 1 else set[str]()
+    return whole | set(filter(None, map(_split_of_cell, words)))
+
+
+def without_splits(name: str) -> str:
+    """Returns the words of a name with a sign for those such as train and test."""
+    return " ".join("#" if _split_of_cell(word) else word for word in _words(name))
 
 
 def read_splits(
@@ -124,6 +133,23 @@ def read_splits(
                 "fix the line, or rename or remove the wrong column",
             )
     return found or None, list(read)
+
+
+def may_say_split(name: str) -> bool:
+    """Whether the name of a column says which split an image is in."""
+    return name not in ("cls", "label") and _says_by_name(name, set())
+
+
+def check_split(path: Path, split: str, key: str, texts: Sequence[str]) -> None:
+    """Raises DataError if the different values of a key in a tar file name another split."""
+    found, _ = read_splits(path, range(len(texts)), {key: texts})
+    others = [name for name in found or () if _MAIN.get(name, name) != _MAIN.get(split, split)]
+    if others:
+        raise DataError(
+            f"{path} has .json files with {key} {', '.join(texts)}, and is read as {split}",
+            "the tar files of each split in a folder of its own, such as train, val or test",
+            f"move the images, or leave {key} out of the files",
+        )
 
 
 def splits_in_paths(names: Sequence[str]) -> list[str]:

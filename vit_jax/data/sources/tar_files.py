@@ -13,16 +13,25 @@ import tarfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from vit_jax.data.image_formats import described
 from vit_jax.data.sources.base import bucket_error
-from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
+from vit_jax.data.sources.image_files import (
+    UNREADABLE,
+    BucketFiles,
+    ImageEntry,
+    LocalFiles,
+    is_hidden,
+)
+from vit_jax.data.sources.split_names import check_split, may_say_split
 from vit_jax.errors import DataError
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import parse_json
 
 log = logging.getLogger(__name__)
 
+Members = Iterable[tuple[str, int, int]]  # (name, size or UNREADABLE, offset)
 # A link that leads further than this is a circle.
 _MOST_LINKS = 40
 
@@ -33,10 +42,8 @@ def key_of(name: str) -> str:
     return f"{folder}{slash}{file.partition('.')[0]}"
 
 
-def tar_members(
-    root: Path, files: LocalFiles | BucketFiles, name: str
-) -> Iterable[tuple[str, int, int]]:
-    """Returns (name, size or UNREADABLE, offset) of the files and links in a tar file.
+def tar_members(root: Path, files: LocalFiles | BucketFiles, name: str) -> Members:
+    """Returns the files and links in a tar file.
 
     Listing a tar file means reading all of it, so the list of one in a bucket is cached.
     """
@@ -86,7 +93,8 @@ def _damaged_error(path: Path, error: Exception) -> DataError:
 
 
 def _is_hidden(name: str) -> bool:
-    return posixpath.basename(name).startswith(".")
+    parts = posixpath.normpath(name).split("/")
+    return any(is_hidden(part) for part in parts if part != "..")
 
 
 def _linked(
@@ -120,17 +128,28 @@ def _follow(name: str, links: Mapping[str, str]) -> str:
 
 
 def labels_in(
-    root: Path, files: LocalFiles | BucketFiles, place: str, others: Iterable[tuple[str, int, int]]
+    root: Path, files: LocalFiles | BucketFiles, place: str, split: str, others: Members
 ) -> dict[str, dict[str, str]]:
-    """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file."""
+    """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file.
+
+    Raises DataError if the .json files say that images are in another split than `split`.
+    """
     found: dict[str, dict[str, str]] = {}
+    said: dict[str, set[str]] = {}
     for name, size, offset in others:
         stem, dot, suffix = re.sub(r"\.cls\.txt$", ".cls", name).rpartition(".")
         suffix = dot + suffix.lower()
         if suffix not in (".cls", ".json") or size == UNREADABLE:
             continue
         content = files.read(place, offset, size)
-        label = _label_of_json(content) if suffix == ".json" else content.decode(errors="replace")
+        if suffix == ".json":
+            values = _object_in(content)
+            for key in filter(may_say_split, values):
+                said.setdefault(key, set()).add(str(values[key]))
+            label = values.get("cls", values.get("label"))
+            label = str(label) if type(label) in (str, int) else None
+        else:
+            label = content.decode(errors="replace")
         if label is None:
             continue
         label = unicodedata.normalize("NFC", label.strip())
@@ -143,18 +162,17 @@ def labels_in(
                 "one label for each image",
                 "repair it",
             )
+    for key, texts in said.items():
+        check_split(root / place, split, key, sorted(texts))
     return found
 
 
-def _label_of_json(content: bytes) -> str | None:
-    """Returns the label of an image's JSON, a name or a number; None: it has none."""
+def _object_in(content: bytes) -> dict[str, Any]:
     try:
-        value = parse_json(content)
+        found = parse_json(content)
     except ValueError:
-        return None
-    value = value if isinstance(value, dict) else {}
-    label = value.get("cls", value.get("label"))
-    return str(label) if isinstance(label, str | int) and not isinstance(label, bool) else None
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def labelled(
