@@ -129,7 +129,8 @@ def test_the_oldest_blocks_go_when_the_limit_is_reached(gcs, content, tmp_path):
         assert cache.share == 1
         assert cache.read([Part(found, 0, SIZE)]) == [content]
         runs.append((cache, found))
-        assert size_of(tmp_path) <= 9 * BLOCK_BYTES
+        # Blocks that are written at once are counted before any of them is there.
+        assert size_of(tmp_path) < 10 * BLOCK_BYTES
     # The first cache believes that its blocks are still there.
     cache, found = runs[0]
     assert cache.read([Part(found, 0, SIZE)]) == [content]
