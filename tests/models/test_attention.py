@@ -27,9 +27,7 @@ def choose(requested="auto", **changes):
 
 def test_on_a_gpu_odd_token_counts_are_padded_to_even_for_cudnn(monkeypatch):
     monkeypatch.setattr(module, "_compiler_problem", lambda *shape, **bias: None)
-    assert (choose().implementation, choose().padded_tokens) == ("cudnn", 198)
-    assert choose(tokens=196).padded_tokens == 196
-    assert choose(tokens=1370, head_dim=80).padded_tokens == 1370
+    assert (choose().implementation, choose().token_multiple) == ("cudnn", 2)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +43,7 @@ def test_on_a_gpu_odd_token_counts_are_padded_to_even_for_cudnn(monkeypatch):
 def test_if_cudnn_cannot_be_used_the_reason_is_given(monkeypatch, changes, implementation, reason):
     monkeypatch.setattr(module, "_compiler_problem", lambda *shape, **bias: None)
     choice = choose(**changes)
-    assert (choice.implementation, choice.padded_tokens) == (implementation, 197)
+    assert (choice.implementation, choice.token_multiple) == (implementation, 1)
     assert reason in choice.reason
 
 
@@ -53,7 +51,7 @@ def test_a_gpu_whose_cudnn_fails_falls_back_and_says_why(monkeypatch):
     """Here there is no cuDNN at all, so that the probe itself runs and fails."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     choice = choose()
-    assert (choice.implementation, choice.padded_tokens) == ("xla", 197)
+    assert (choice.implementation, choice.token_multiple) == ("xla", 1)
     assert choice.reason.startswith("cuDNN failed: ")
     assert len(choice.reason) > len("cuDNN failed: ")
 
@@ -63,7 +61,7 @@ def test_for_a_gpu_that_is_not_there_rules_decide(monkeypatch):
     monkeypatch.setattr(module, "_compiler_problem", lambda *_, **__: pytest.fail("asked"))
     for head_dim in (64, 72, 80, 88, 96, 104, 128):
         choice = choose(head_dim=head_dim)
-        assert (choice.implementation, choice.padded_tokens) == ("cudnn", 198)
+        assert (choice.implementation, choice.token_multiple) == ("cudnn", 2)
     assert choose(dtype=jnp.dtype("float16")).implementation == "cudnn"
     assert choose(head_dim=136).implementation == "xla"
     assert choose(head_dim=60).implementation == "xla"
@@ -86,7 +84,7 @@ def test_the_rules_of_cudnn_agree_with_its_compiler():
 
 def test_the_configured_implementation_is_used_or_the_error_says_why_it_cannot_work():
     assert choose("xla").implementation == "xla"
-    assert choose("einsum", tokens=5).padded_tokens == 5
+    assert choose("einsum", tokens=5).token_multiple == 1
     with pytest.raises(ModelError, match="cudnn, but cuDNN needs a GPU, this is a cpu"):
         choose("cudnn", platform="cpu")
     with pytest.raises(ModelError, match="cuDNN has no gradient for a learned position bias"):

@@ -163,7 +163,7 @@ def test_a_tpu_takes_the_kernel_where_it_fits_and_says_why_not_elsewhere():
     assert choose(has_bias=True).implementation == "pallas"
     assert choose(dtype=jnp.dtype("float32")).implementation == "pallas"
     long = choose(tokens=2000)
-    assert (long.implementation, long.padded_tokens) == ("xla", 2000)
+    assert (long.implementation, long.token_multiple) == ("xla", 1)
     assert "takes 1152 tokens, these are 2000" in long.reason
     assert "do not fit on a chip" in choose(tokens=729, head_dim=72, num_heads=16).reason
 

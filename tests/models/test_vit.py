@@ -14,6 +14,7 @@ from random_models import (
 )
 
 from vit_jax.errors import ConfigError, ModelError
+from vit_jax.models.attention_choice import AttentionChoice
 from vit_jax.models.distilled_vit import DistilledViT
 from vit_jax.models.registry import create_model
 
@@ -269,7 +270,7 @@ def test_padding_the_tokens_for_a_kernel_changes_nothing():
     model = make(position_embedding="rope_2d", num_registers=2)
     names = ("attention_weights", "block_output", "encoded")
     want, found = run(model, random_images(), return_intermediates=names)
-    model.encoder.token_multiple = 2
+    model.encoder.attention = AttentionChoice("cudnn", 2, "for this test")  # Blocks keep theirs.
     got, padded = run(model, random_images(), return_intermediates=names)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     for name in names:

@@ -22,10 +22,10 @@ _REASONS = {
 
 @dataclasses.dataclass(frozen=True)
 class AttentionChoice:
-    """The kernel to use, the number of tokens to pad to, and the reason for the choice."""
+    """The kernel to use, what the number of tokens must be divisible by, and why it is chosen."""
 
     implementation: Implementation
-    padded_tokens: int
+    token_multiple: int
     reason: str
 
 
@@ -57,15 +57,17 @@ def choose_attention(
     """
     platform = platform or jax.default_backend()
     if requested in ("xla", "einsum"):
-        return AttentionChoice(requested, tokens, "requested")
+        return AttentionChoice(requested, 1, "requested")
     is_pallas = requested == "pallas" or (requested == "auto" and platform == "tpu")
     kernel = "pallas" if is_pallas else "cudnn"
-    padded = tokens + tokens % 2 if kernel == "cudnn" else tokens
+    multiple = 2 if kernel == "cudnn" else 1
     find_problem = {"pallas": _pallas_problem, "cudnn": _cudnn_problem}[kernel]
-    problem = find_problem(padded, num_heads, head_dim, jnp.dtype(dtype), has_bias, platform)
+    problem = find_problem(
+        tokens + -tokens % multiple, num_heads, head_dim, jnp.dtype(dtype), has_bias, platform
+    )
     if problem is None:
         reason = "requested" if requested == kernel else _REASONS[kernel]
-        return AttentionChoice(kernel, padded, reason)
+        return AttentionChoice(kernel, multiple, reason)
     if requested == kernel:
         raise ModelError(
             f"attention_implementation {kernel}, but {problem}",
@@ -73,8 +75,8 @@ def choose_attention(
             "use auto",
         )
     if platform == "cpu":
-        return AttentionChoice("einsum", tokens, "fastest on a CPU")
-    return AttentionChoice("xla", tokens, problem)
+        return AttentionChoice("einsum", 1, "fastest on a CPU")
+    return AttentionChoice("xla", 1, problem)
 
 
 def _cudnn_problem(
@@ -146,10 +148,10 @@ def _pallas_problem(
 @functools.lru_cache
 def log_choice(choice: AttentionChoice, tokens: int) -> None:
     """Logs a choice once per process."""
-    padding = f", {tokens} tokens padded to {choice.padded_tokens}"
+    padding = -tokens % choice.token_multiple
     log.info(
         "attention: %s%s (%s)",
         choice.implementation,
-        padding if choice.padded_tokens != tokens else "",
+        f", {tokens} tokens padded to {tokens + padding}" if padding else "",
         choice.reason,
     )

@@ -200,8 +200,6 @@ class Encoder(nnx.Module):
         self.stochastic_depth = options.stochastic_depth
         self.has_constant_rate = options.stochastic_depth_rates == "constant"
         self.loop = layer_loop(options.scan, options.remat)
-        # The kernel of cuDNN takes an even number of tokens.
-        self.token_multiple = 2 if self.attention.implementation == "cudnn" else 1
         # XLA's GPU compiler may otherwise choose a layout that is converted at every matmul, a
         # tenth of a step's traffic.
         self.stores_rows = platform in ("gpu", "cuda")
@@ -225,7 +223,7 @@ class Encoder(nnx.Module):
         (first, end), only the blocks first to end - 1 are applied, counted from 0.
         """
         tokens = x.shape[1]
-        padding = -tokens % self.token_multiple
+        padding = -tokens % self.attention.token_multiple
         if padding:
             x, position, rope = jax.tree.map(
                 lambda rows: jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, padding), (0, 0)]),

@@ -47,11 +47,12 @@ class Stack:
 
 
 def layer_loop(scan: bool | Literal["auto"], remat: Remat | Literal["auto"]) -> LayerLoop:
-    """Returns the loop of a stack with these options; "auto" is what serves outside training.
+    """Returns the loop of a stack with these options.
 
-    A stack is scanned, which compiles fastest. On a TPU it then keeps "dots": a scanned ViT-L/16
-    with 32 images a chip takes 8.5 GiB instead of 15.6 and moves a fifth fewer bytes, because XLA
-    cannot fuse cheap operations of the forward loop into the backward loop.
+    "auto" scans, which compiles fastest. On a TPU a scanned stack then keeps "dots": ViT-L/16 with
+    32 images a chip takes 8.5 GiB instead of 15.6 and moves a fifth fewer bytes, because XLA cannot
+    fuse cheap operations of the forward loop into the backward loop. A training step chooses its
+    loop in `train/step_choice.py`.
     """
     if remat == "auto":
         remat = "dots" if jax.default_backend() == "tpu" and scan is not False else "none"

@@ -208,7 +208,7 @@ class Task(ABC):
         return nnx.graphdef(self.abstract)
 
     def with_loop(self, loop: LayerLoop) -> "Task":
-        """Returns this task with a model that executes its layers so."""
+        """Returns this task, with this loop over the layers of its model."""
         changed = copy.copy(self)
         options = self.config.model.with_loop(loop.scan, loop.remat)
         changed.config = self.config.replace(model=options)

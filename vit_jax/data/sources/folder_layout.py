@@ -152,8 +152,9 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
         return
     for split in dict.fromkeys(entries[0].split for entries in inside.values()):
         _check_split(root, {p: e for p, e in inside.items() if e[0].split == split})
-    folders = [p for p, e in inside.items() if e[0].split == "train" and not p.endswith(".tar")]
-    _check_flat(root, folders)  # `list_images` warns of shards.
+    training = (place for place, entries in inside.items() if entries[0].split == "train")
+    # `list_images` warns of shards.
+    _check_flat(root, [place for place in training if not place.endswith(".tar")])
 
 
 def _check_flat(root: Path, places: Iterable[str]) -> None:
@@ -165,15 +166,18 @@ def _check_flat(root: Path, places: Iterable[str]) -> None:
     for stem, alike in parts.items():
         if len(alike) > 1 and 2 * len(alike) > len(names) and _PART.search(stem):
             raise _layout_error(f"{root} has the folders {_alike(alike)}, which", "parts")
-    letters = {re.sub("[^a-z]", "", name.casefold()): name for name in names}
-    kinds = [next((letters[w] for w in letters if k.fullmatch(w)), "") for k in (_IMAGES, _TARGETS)]
-    if all(kinds):
-        raise _layout_error(f"{root} has {' beside '.join(kinds)}, which", "images and masks")
+    images, masks = (
+        [name for name in names if pattern.fullmatch(re.sub("[^a-z]", "", name.casefold()))]
+        for pattern in (_IMAGES, _TARGETS)
+    )
+    if images and masks:
+        raise _layout_error(f"{root} has {images[0]} beside {masks[0]}, which", "images and masks")
     if len(names) > 1 and all(map(_YEAR.fullmatch, names)):
         log.warning("%s: read as classes: %s; are these years?", root, _alike(names))
 
 
 def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None:
+    """Raises DataError if the folders of a split hold the same subfolders, or splits."""
     folders = {place: _folders(place, entries) for place, entries in inside.items()}
     below = {place: _subfolders(names) for place, names in folders.items()}
     nested = {place: names for place, names in below.items() if names}
