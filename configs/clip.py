@@ -40,8 +40,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     model = parse_arg(arg, model=tuple(_LEARNING_RATE))["model"]
     return ml_collections.ConfigDict(
         {
-            "task": "image_text",
-            "image_text": {"loss": "softmax", "max_temperature": 100.0},
+            "task": {"name": "image_text", "loss": "softmax", "max_temperature": 100.0},
             "model": {"name": f"CLIP-ViT-{model}", "dtype": "bfloat16"},
             "data": {
                 "source": "captioned",

@@ -56,8 +56,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     name = chosen["model"]
     config = _small() if name == "small" else _paper(name)
     if chosen["term"] == "ibot":
-        config["dino"] |= _IBOT
-    return ml_collections.ConfigDict({"task": "dino", **config})
+        config["task"] |= _IBOT
+    return ml_collections.ConfigDict(config)
 
 
 def _paper(name: str) -> dict:
@@ -70,7 +70,8 @@ def _paper(name: str) -> dict:
             "stochastic_depth": 0.1,
             "dtype": "bfloat16",
         },
-        "dino": {
+        "task": {
+            "name": "dino",
             "local_crops": 10,
             "local_size": 96,
             "global_min_area": 0.25,
@@ -107,7 +108,8 @@ def _paper(name: str) -> dict:
 def _small() -> dict:
     return {
         "model": {"name": "ViT-Micro/4"},
-        "dino": {
+        "task": {
+            "name": "dino",
             "local_crops": 4,
             "local_size": 16,
             "prototypes": 1024,

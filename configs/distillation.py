@@ -1,7 +1,7 @@
 """Distillation: a small model learns from labels and from a larger, frozen teacher.
 
 Command:   python -m vit_jax train --config=configs/distillation.py:deit --workdir=DIR
-           --config.distillation.teacher=TEACHER --config.data.data_dir=DATA     (ARG: deit, the
+           --config.task.teacher=TEACHER --config.data.data_dir=DATA     (ARG: deit, the
            default, deit_soft, patient, or small, digits on a CPU). TEACHER, which must be given, is
            any weights file or run folder with the classes of the dataset. For patient it is
            gs://bit_models/distill/R152x2_T_224.npz.
@@ -45,12 +45,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         config = _deit(_DEIT_TARGETS[recipe])
     else:
         config = _patient() if recipe == "patient" else _small()
-    return ml_collections.ConfigDict({"task": "distillation", **config})
+    return ml_collections.ConfigDict(config)
 
 
 def _deit(targets: dict) -> dict:
     return {
-        "distillation": {"token": True, **targets},
+        "task": {"name": "distillation", "token": True, **targets},
         "model": {
             "name": "ViT-B/16",
             "dtype": "bfloat16",
@@ -94,7 +94,7 @@ def _deit(targets: dict) -> dict:
 def _patient() -> dict:
     rate = 0.03
     return {
-        "distillation": {"targets": "soft", "alpha": 1.0, "temperature": 1.0},
+        "task": {"name": "distillation", "targets": "soft", "alpha": 1.0, "temperature": 1.0},
         "model": {"name": "BiT-R50x1", "dtype": "bfloat16"},
         "data": {
             "name": "imagenet2012",
@@ -126,7 +126,7 @@ def _patient() -> dict:
 
 def _small() -> dict:
     return {
-        "distillation": {"targets": "soft", "temperature": 2.0},
+        "task": {"name": "distillation", "targets": "soft", "temperature": 2.0},
         "model": {"name": "ViT-Ti/2", "width": 32, "depth": 2, "mlp_dim": 64, "num_heads": 2},
         "data": {
             "name": "digits",

@@ -1,7 +1,7 @@
 """FlexiViT: one ViT for many patch sizes; each step draws one.
 
 Command:   python -m vit_jax train --config=configs/flexivit.py:RECIPE,SIZE --workdir=DIR
-           --config.distillation.teacher=WEIGHTS --config.init_from=WEIGHTS
+           --config.task.teacher=WEIGHTS --config.init_from=WEIGHTS
            --config.data.data_dir=DATA     (RECIPE: imagenet21k, the default, imagenet2012,
            supervised or cifar10; the last two have no teacher. SIZE: B, the default, S or L, is for
            imagenet2012.)
@@ -47,8 +47,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def _distilled(recipe: str, size: str) -> dict:
     is_21k = recipe == "imagenet21k"
     return {
-        "task": "distillation",
-        "distillation": {
+        "task": {
+            "name": "distillation",
             "targets": "soft",
             "alpha": 1.0,
             "teacher": None,
@@ -96,8 +96,7 @@ def _distilled(recipe: str, size: str) -> dict:
 def _supervised() -> dict:
     return {
         **_distilled("imagenet21k", "B"),
-        "task": "classification",
-        "distillation": {},
+        "task": {"name": "classification"},
         "model": {
             "name": "ViT-B/16",
             "dtype": "bfloat16",

@@ -39,8 +39,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     chosen = parse_arg(arg, model=tuple(_MODELS), data=("web", "coco"))
     is_coco = chosen["data"] == "coco"
     config = {
-        "task": "image_text",
-        "image_text": {"loss": "softmax"},
+        "task": {"name": "image_text", "loss": "softmax"},
         "model": {
             "name": _MODELS[chosen["model"]],
             "dtype": "bfloat16",

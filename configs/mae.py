@@ -82,9 +82,14 @@ def _model(name: str) -> dict:
 
 def _pretrain(name: str, epochs: float) -> dict:
     return {
-        "task": "mae",
         "model": _model(name),
-        "mae": {"mask_ratio": 0.75, "decoder_width": 512, "decoder_depth": 8, "decoder_heads": 16},
+        "task": {
+            "name": "mae",
+            "mask_ratio": 0.75,
+            "decoder_width": 512,
+            "decoder_depth": 8,
+            "decoder_heads": 16,
+        },
         "data": {
             "name": "imagenet2012",
             "global_batch_size": 4096,
@@ -166,9 +171,8 @@ def _small_data() -> dict:
 
 def _small() -> dict:
     return {
-        "task": "mae",
         "model": _small_model(),
-        "mae": {"decoder_width": 64, "decoder_depth": 2, "decoder_heads": 2},
+        "task": {"name": "mae", "decoder_width": 64, "decoder_depth": 2, "decoder_heads": 2},
         "data": _small_data(),
         "optimizer": {
             "name": "adamw",

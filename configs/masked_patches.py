@@ -32,8 +32,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def _paper(dataset: str) -> dict:
     return {
-        "task": "masked_patches",
-        "masked_patches": {"corrupt": 0.5, "mask": 0.8, "random": 0.1, "bits": 3},
+        "task": {"name": "masked_patches", "corrupt": 0.5, "mask": 0.8, "random": 0.1, "bits": 3},
         "model": {"name": "ViT-B/16", "dtype": "bfloat16"},
         "data": {
             "name": dataset,
@@ -55,7 +54,7 @@ def _paper(dataset: str) -> dict:
 
 def _small() -> dict:
     return {
-        "task": "masked_patches",
+        "task": {"name": "masked_patches"},
         "model": {"name": "ViT-Micro/4"},
         "data": {
             "name": "cifar10",

@@ -43,8 +43,7 @@ def _from_scratch(model: str) -> dict:
     batch = 32_768
     steps = _PAIRS // batch
     return {
-        "task": "image_text",
-        "image_text": {"loss": "sigmoid"},
+        "task": {"name": "image_text", "loss": "sigmoid"},
         "model": {
             "name": f"SigLIP-ViT-{model}",
             "initial_values": "big_vision",
@@ -79,8 +78,7 @@ def _from_scratch(model: str) -> dict:
 
 def _lit() -> dict:
     return {
-        "task": "image_text",
-        "image_text": {"loss": "sigmoid"},
+        "task": {"name": "image_text", "loss": "sigmoid"},
         "model": {
             "name": "LiT-B16B_2",
             "bias_init": -2.71,

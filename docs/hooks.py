@@ -23,7 +23,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from vit_jax.__main__ import COMMANDS
-from vit_jax.config.keys import ConfigKey, config_keys
+from vit_jax.config.keys import ConfigKey, config_keys, section_keys
+from vit_jax.config.task import TaskConfig
+from vit_jax.losses import LabelLoss
+from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,9 +125,12 @@ def config_page() -> str:
         for key in config_keys(family.options).values():
             section = key.name.rpartition(".")[0] or "run"
             title = f"model: {family.name}" if section == "model" else section
-            rows = sections.setdefault(title, [])
-            if (row := _row(key)) not in rows:
-                rows.append(row)
+            _add_row(sections, title, key)
+    for section, cls in {"task": TaskConfig, "loss": LabelLoss}.items():
+        del sections[section]
+        for name, other in cls.named_classes().items():
+            for key in section_keys(other, None, ModelConfig, f"{section}."):
+                _add_row(sections, f"{section}: {name}", key)
     lines = [
         "# Config keys",
         "",
@@ -137,6 +143,12 @@ def config_page() -> str:
         head = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [f"## {title}", "", *head, *rows, ""]
     return "\n".join(lines)
+
+
+def _add_row(sections: dict[str, list[str]], title: str, key: ConfigKey) -> None:
+    rows = sections.setdefault(title, [])
+    if (row := _row(key)) not in rows:
+        rows.append(row)
 
 
 def _row(key: ConfigKey) -> str:

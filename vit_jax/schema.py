@@ -88,6 +88,8 @@ class ChosenBy:
         """Converts a mapping to the chosen class before pydantic validates the field."""
 
         def make(value: Any) -> Any:
+            if isinstance(value, str):
+                raise _name_for_section(value)
             return self.choose(value)(**value) if isinstance(value, Mapping) else value
 
         return core_schema.no_info_before_validator_function(make, handler(source))
@@ -107,11 +109,19 @@ class Section(pydantic.BaseModel):
 
     kind: ClassVar[str] = ""
     """What the section configures, e.g. "a ResNet". The error for an unknown key names it."""
+    former_keys: ClassVar[Mapping[str, str]] = {}
+    """Former key -> what to set instead, relative to the section."""
+
+    @classmethod
+    def named_classes(cls) -> "Mapping[str, type[Section]]":
+        """Returns the classes that another name in the section would choose, by name."""
+        return {}
 
     def __init__(self, **values: Any):
         fields = type(self).model_fields
         for key in values.keys() & fields.keys():
-            values[key] = _convert_sequences(values[key], fields[key].annotation)
+            annotation = fields[key].annotation
+            values[key] = _convert_sequences(switch(values[key], annotation), annotation)
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
@@ -138,7 +148,7 @@ class Section(pydantic.BaseModel):
         return cls(**mapping)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Returns nested plain dicts and lists, ready for JSON."""
+        """Returns nested plain dicts and lists, ready for JSON, without sections that are off."""
         return _plain(self)
 
 
@@ -155,8 +165,12 @@ def parse_override(
     value = _read_literal(text, annotation)
     if isinstance(value, dict) and _holds_sections(annotation):
         return value
+    if isinstance(value, str) and is_chosen(cls, key, mapping or {}):
+        raise _name_for_section(value).under(key)
+    if can_be_off(annotation) and text.lower() in ("true", "false"):
+        return switch(text.lower() == "true", annotation)
     adapter = pydantic.TypeAdapter(
-        annotation, config=None if _section_in(annotation) else Section.model_config
+        annotation, config=None if section_in(annotation) else Section.model_config
     )
     try:
         return adapter.validate_python(_convert_sequences(value, annotation))
@@ -164,23 +178,58 @@ def parse_override(
         raise _error_of_value(annotation, error).under(key) from None
 
 
+def is_chosen(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> bool:
+    """Returns whether the class of the section with a dotted key depends on its name."""
+    above, _, leaf = key.rpartition(".")
+    parent = section_of(cls, above, mapping) if above else cls
+    field = None if parent is None else parent.model_fields.get(leaf)
+    return field is not None and any(isinstance(mark, ChosenBy) for mark in field.metadata)
+
+
+def section_in(annotation: Any) -> type[Section] | None:
+    """Returns the class of the section in a type; None: it has none."""
+    for member in _members(annotation):
+        if isinstance(member, type) and issubclass(member, Section):
+            return member
+    return None
+
+
+def can_be_off(annotation: Any) -> bool:
+    """Returns whether a type is that of a section that may be absent."""
+    return type(None) in _members(annotation) and section_in(annotation) is not None
+
+
+def switch(value: Any, annotation: Any) -> Any:
+    """Converts True and False, for a section that may be absent, to {} and None."""
+    return ({} if value else None) if isinstance(value, bool) and can_be_off(annotation) else value
+
+
 def section_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> type[Section] | None:
     """Returns the class of the section with a dotted key; None if no section has that key."""
     try:
-        return _section_in(_annotation_of(cls, key, mapping))
+        return section_in(_annotation_of(cls, key, mapping))
     except UserError:
         return None
+
+
+def _name_for_section(name: str) -> ConfigError:
+    """Returns the error for the name of a section's class in place of the section."""
+    return ConfigError(f"is {name!r}", "a section with a name", f"set {KEY}.name={name}")
 
 
 def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     """Returns the error for a key that a section does not have; it names the nearest valid one."""
     names = sorted(cls.model_fields)
     kind = f" for {cls.kind}" if cls.kind else ""
+    chosen = [name for name, other in cls.named_classes().items() if key in other.model_fields]
+    if key in cls.former_keys:
+        fix = f"set {PARENT}{cls.former_keys[key]}"
+    elif chosen:
+        fix = f"set {PARENT}name={chosen[0]}, which has it"
+    else:
+        fix = advice(key, _meant_key(key, cls))
     return ConfigError(
-        f"unknown config key '{KEY}'{kind}",
-        f"one of {', '.join(names)}",
-        advice(key, _meant_key(key, cls)),
-        key=key,
+        f"unknown config key '{KEY}'{kind}", f"one of {', '.join(names)}", fix, key=key
     )
 
 
@@ -203,17 +252,20 @@ def differences(
 ) -> list[tuple[str, Any, Any]]:
     """Returns (dotted key, value in one, value in other) for every field that differs.
 
-    Skips fields declared with `changes_result=False` unless `all_fields`.
+    Skips fields declared with `changes_result=False` unless `all_fields`. Of two sections of
+    different classes, only the fields that both have are compared.
     """
     rows = []
     for name, field in type(one).model_fields.items():
+        if name not in type(other).model_fields:
+            continue
         extra: Any = field.json_schema_extra
         if not all_fields and extra is not None and not extra["changes_result"]:
             continue
         a, b = getattr(one, name), getattr(other, name)
         if not all_fields and extra is not None and extra.get("auto_is_any") and "auto" in (a, b):
             continue
-        if isinstance(a, Section) and isinstance(b, Section) and type(a) is type(b):
+        if isinstance(a, Section) and isinstance(b, Section):
             rows += differences(a, b, f"{path}{name}.", all_fields)
         elif isinstance(a, dict) and isinstance(b, dict) and _same_sections(a, b):
             for key in a:
@@ -256,6 +308,11 @@ def _fields_of(made: Section) -> dict[str, Any]:
     return {name: getattr(made, name) for name in type(made).model_fields}
 
 
+def _is_off(made: Section, name: str) -> bool:
+    """Returns whether a field is a section that is absent."""
+    return getattr(made, name) is None and can_be_off(type(made).model_fields[name].annotation)
+
+
 def _same_sections(a: dict[str, Any], b: dict[str, Any]) -> bool:
     sections = all(isinstance(value, Section) for value in [*a.values(), *b.values()])
     return sections and a.keys() == b.keys()
@@ -263,7 +320,7 @@ def _same_sections(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Section):
-        value = _fields_of(value)
+        value = {k: v for k, v in _fields_of(value).items() if not _is_off(value, k)}
     if isinstance(value, Mapping):
         return {str(key): _plain(member) for key, member in value.items()}
     if isinstance(value, tuple | list):
@@ -293,17 +350,10 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _section_in(annotation: Any) -> type[Section] | None:
-    for member in _members(annotation):
-        if isinstance(member, type) and issubclass(member, Section):
-            return member
-    return None
-
-
 def _holds_sections(annotation: Any) -> bool:
     """Returns whether values of a type are sections or dicts of sections."""
     inside = [typing.get_args(m)[1] for m in _members(annotation) if typing.get_origin(m) is dict]
-    return any(map(_section_in, [annotation, *inside]))
+    return any(map(section_in, [annotation, *inside]))
 
 
 def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> Any:
@@ -325,7 +375,7 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
             if not dot:
                 return annotation
             head = f"{head}.{name}"
-    below = _section_in(annotation)
+    below = section_in(annotation)
     if below is None:
         raise ConfigError(
             f"unknown config key '{KEY}'", "no key below this field", f"remove '.{rest}'", key=key
@@ -462,7 +512,7 @@ def describe(annotation: Any) -> str:
             phrases.append("keys and values")
         elif member is type(None):
             phrases.append("none")
-        elif _section_in(member):
+        elif section_in(member):
             phrases.append(f"a section with the keys {', '.join(sorted(member.model_fields))}")
         else:
             phrases.append(_NAMES.get(member, "any value"))

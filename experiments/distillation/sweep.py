@@ -17,13 +17,13 @@ TEACHER, STUDENT = "BiT-R-Nano", "ViT-Nano/4"
 # Images that a student sees.
 LENGTH = 25_600
 SEEDS = (0, 1, 2)
-_DISTILL = {"task": "distillation", "distillation.teacher": "job:teacher"}
+_DISTILL = {"task.name": "distillation", "task.teacher": "job:teacher"}
 _MIXUP = {"mixing.mixup_alpha": 1.0}
 KINDS: dict[str, dict[str, Any]] = {
     "labels": {},
     "labels and mixup": _MIXUP,
-    "DeiT token": {**_DISTILL, "distillation.targets": "hard", "distillation.token": True},
-    "patient": {**_DISTILL, **_MIXUP, "distillation.targets": "soft", "distillation.alpha": 1.0},
+    "DeiT token": {**_DISTILL, "task.targets": "hard", "task.token": True},
+    "patient": {**_DISTILL, **_MIXUP, "task.targets": "soft", "task.alpha": 1.0},
 }
 _TEST = "eval/test/accuracy_top1"
 

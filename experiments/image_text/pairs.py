@@ -84,8 +84,7 @@ def _pair(dataset: str) -> dict:
     zeroshot = {"name": dataset, "split": _TEST[dataset], "prompts": TEMPLATES}
     return {
         **config,
-        "task": "image_text",
-        "image_text": {"loss": "softmax", "zeroshot": {dataset: zeroshot}},
+        "task": {"name": "image_text", "loss": "softmax", "zeroshot": {dataset: zeroshot}},
         "model": {
             "name": "LiT-ViT-Nano/4",
             "text": {

@@ -66,7 +66,7 @@ def get_sweep(arg: str = "") -> Iterator[Job]:
                     {
                         "seed": seed,
                         "init_from": f"job:tower/seed{seed}",
-                        "image_text.loss": loss,
+                        "task.loss": loss,
                         **options,
                     },
                     name=f"{dataset}/{loss}/seed{seed}",

@@ -29,7 +29,9 @@ from vit_jax.interop.tensors import to_jax
 from vit_jax.models.embedding import cut_patches
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.mae import task as mae
+from vit_jax.tasks.mae.config import MaeConfig
 from vit_jax.tasks.masked_patches import task as masked
+from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
 
 Pixels = UInt8[np.ndarray, "M H W 3"]
 _GRAY = 128
@@ -56,7 +58,7 @@ def predict(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, Pixel
 
     They are masked or corrupted as in the evaluation of the run.
     """
-    find = {"mae": _reconstruct, "masked_patches": _predict_colours}[config.task]
+    find = {"mae": _reconstruct, "masked_patches": _predict_colours}[config.task.name]
     return {"input": pixels, **find(config, checkpoint, pixels)}
 
 
@@ -72,7 +74,8 @@ def _reconstruct(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, 
     patch = model.image_size[0] // model.grid[0]
     batch = mae.evaluation_batch(jnp.asarray(pixels), model.tokens - model.num_prefix)
     found, _ = model.reconstruct(batch["image"], batch["order"])
-    if config.mae.normalize_pixels:
+    assert isinstance(config.task, MaeConfig)
+    if config.task.normalize_pixels:
         target = cut_patches(batch["target_image"], patch)
         deviation = jnp.sqrt(jnp.var(target, axis=-1, keepdims=True, ddof=1) + 1e-6)
         found = found * deviation + jnp.mean(target, axis=-1, keepdims=True)
@@ -86,7 +89,8 @@ def _reconstruct(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, 
 
 
 def _predict_colours(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, Pixels]:
-    section = config.masked_patches
+    section = config.task
+    assert isinstance(section, MaskedPatchesConfig)
     model = nnx.eval_shape(lambda: masked.build_masked_vit(config, key=jax.random.key(0)))
     model = _filled(model, checkpoint)
     patch = model.image_size[0] // model.grid[0]

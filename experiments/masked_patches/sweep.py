@@ -84,7 +84,7 @@ def _small() -> Iterator[Job]:
     # The same images and number of steps, with labels.
     yield Job(
         "configs/masked_patches.py:small",
-        {"task": "classification"},
+        {"task.name": "classification"},
         name="pretrain/supervised",
         labels=_labels(SUPERVISED, "cifar10", "pretraining"),
     )

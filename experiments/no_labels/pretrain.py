@@ -16,9 +16,10 @@ from vit_jax.config.file import parse_arg
 
 TASKS = ("supervised", "masked_patches", "mae", "dino")
 _OF_TASK = {
-    "mae": {"mae": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}},
+    "mae": {"task": {"name": "mae", "decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}},
     "dino": {
-        "dino": {
+        "task": {
+            "name": "dino",
             "local_crops": 2,
             "local_size": 16,
             "prototypes": 256,
@@ -37,7 +38,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     crop = {"crop_flavour": "torchvision"} if task == "dino" else {"crop": "pad", "pad_pixels": 4}
     config = ml_collections.ConfigDict(
         {
-            "task": "classification" if task == "supervised" else task,
+            "task": {"name": "classification" if task == "supervised" else task},
             "model": {"name": "ViT-Nano/4", "scan": True},
             "data": {
                 "name": "cifar10",

@@ -60,7 +60,7 @@ _TOWERS = {f"model.{tower}.{key}": value for tower in ("image", "text")
                               ("mlp_dim", 128), ("num_heads", 4))}  # fmt: skip
 _ZEROSHOT = {"digits": {"name": "digits", "prompts": _CAPTIONS["data.captions.templates"]}}
 _PAIRS = {**_DATA, **_CAPTIONS, **_TOWERS, "model.dtype": "float32", "evaluation.splits": {},
-          "image_text.zeroshot": _ZEROSHOT, "model.text.context_length": 16}  # fmt: skip
+          "task.zeroshot": _ZEROSHOT, "model.text.context_length": 16}  # fmt: skip
 _WORDS = ["[PAD]", "[UNK]", "[CLS]", ".", "a", "photo", "of", "the", "number", "digit"]
 _WORDS += [str(digit) for digit in range(10)]
 _BERT = {"data.captions.tokenizer": "vocabulary:vocab.txt",
@@ -83,7 +83,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         **_PLAIN, **_LONG, **_SLOW, "data.train_split": "train[20%:]", "model.pooling": "token"}),
     "quickstart": ("quickstart.py", {}),
     "distillation": ("distillation.py:small", {
-        "distillation.teacher": "run:quickstart", "train_epochs": 160.0}),
+        "task.teacher": "run:quickstart", "train_epochs": 160.0}),
     "pretrain": ("pretrain.py:imagenet21k,B/16", {
         **_IMAGENET, **_TOKEN, **_WARMUP, **_HEAD_BIAS, "model.representation_size": 64}),
     "augreg": ("augreg.py:B/16,imagenet2012,light1", {
@@ -124,8 +124,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         **_DATA, **_TOKEN, **_LONG, "init_from": "run:mae_pretrain",
         "data.augment.pad_pixels": 1, "optimizer.schedule.warmup_epochs": 5.0}),
     **{f"{name}_pretrain": (f"dino.py:small{',' * bool(term)}{term}", {
-        **_PRETRAIN, **_TOKEN, "train_epochs": 20.0, "dino.local_size": 4,
-        "dino.local_min_area": 0.2, "optimizer.freeze_epochs": 1.0,
+        **_PRETRAIN, **_TOKEN, "train_epochs": 20.0, "task.local_size": 4,
+        "task.local_min_area": 0.2, "optimizer.freeze_epochs": 1.0,
         "optimizer.schedule.warmup_epochs": 5.0})
        for name, term in (("dino", ""), ("ibot", "ibot"))},
     "masked_patches_pretrain": ("masked_patches.py:small", {

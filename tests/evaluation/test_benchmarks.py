@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from imagenet_stand_ins import objectnet, picture, prepare
 from processes import user_error
+from vit_jax.tasks.label_losses import make_loss
 from weight_files import random_loaded
 
 from vit_jax.__main__ import main
@@ -25,7 +26,6 @@ from vit_jax.errors import DataError
 from vit_jax.evaluation.classification import benchmark_outputs, example_outputs
 from vit_jax.interop.save import save
 from vit_jax.tasks.classification.config import LossConfig
-from vit_jax.tasks.label_losses import make_loss
 
 # The labels of the stand-ins.
 SINGLE = [3, 999, 6, 11]

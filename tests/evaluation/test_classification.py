@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.special
 from flax import nnx
+from vit_jax.tasks.label_losses import make_loss
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.evaluation.classification import PredictionTotals, example_outputs
@@ -12,7 +13,6 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.tasks.classification.config import LossConfig
 from vit_jax.tasks.classification.task import Classification
-from vit_jax.tasks.label_losses import make_loss
 
 SIDE, PIXELS = 2, 12
 

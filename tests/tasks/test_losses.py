@@ -1,10 +1,10 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from vit_jax.tasks.label_losses import make_loss
 
 from vit_jax.errors import ConfigError
 from vit_jax.tasks.classification.config import LossConfig
-from vit_jax.tasks.label_losses import make_loss
 
 LOGITS = jnp.asarray(
     [[0.0, np.log(3.0)], [np.log(4.0), 0.0]], jnp.float32

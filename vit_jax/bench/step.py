@@ -89,8 +89,8 @@ def synthetic_config(
     }
     pair = named_options(model)
     if pair is not None:
-        mapping["task"] = "image_text"
-        mapping["image_text"] = {"loss": "sigmoid" if "bias_init" in pair else "softmax"}
+        loss = "sigmoid" if "bias_init" in pair else "softmax"
+        mapping["task"] = {"name": "image_text", "loss": loss}
         mapping["data"]["captions"] = {"tokenizer": "synthetic"}
     apply_override_texts(mapping, overrides)
     return Config.from_mapping(mapping)

@@ -7,21 +7,27 @@
     python -m vit_jax config --config=configs/cifar10.py --against=runs/mine   two recipes or runs
     python -m vit_jax config --json_schema             a JSON schema, e.g. for completion in editors
 
-With --config, the values are those of that recipe or run and of the overrides. The keys of `model`
-depend on the model's family; without --config they are those of a ViT.
+With --config, the values are those of that recipe or run and of the overrides. The keys of
+`model`, `task` and `loss` depend on their names; without --config they are those of a ViT, and of
+all tasks and losses.
 """
 
 import argparse
 import dataclasses
+import operator
 import textwrap
 from collections.abc import Sequence
+from functools import reduce
+from typing import Any
 
 import pydantic
 
 from vit_jax.config.file import load_config
 from vit_jax.config.keys import ConfigKey, config_keys, find_keys, value_text
 from vit_jax.config.run import Config
+from vit_jax.config.task import TaskConfig
 from vit_jax.errors import ConfigError
+from vit_jax.losses import LabelLoss
 from vit_jax.models.registry import options_class
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
@@ -57,7 +63,10 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         return _compare(args, config, _load(args.against, ()))
     model = options_class({"name": "ViT-B/16"}) if config is None else type(config.model)
     if args.json_schema:
-        schema = pydantic.create_model("Config", __base__=Config, model=(model, ...))
+        classes = (cls.named_classes().values() for cls in (TaskConfig, LabelLoss))
+        task, loss = (reduce(operator.or_, each) for each in classes)
+        fields: Any = {"model": (model, ...), "task": (task, {}), "loss": (loss | None, None)}
+        schema = pydantic.create_model("Config", __base__=Config, **fields)
         print(json_text(schema.model_json_schema(), what="the schema", indent=2))
         return 0
     found = find_keys(config_keys(model, config), args.key)

@@ -25,7 +25,6 @@ from vit_jax.config.evaluation import PresetsConfig
 from vit_jax.config.file import load_config
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
-from vit_jax.config.task import task_config
 from vit_jax.errors import ConfigError, NonFiniteError, first_few
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import check_output_folder, user_path
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     check_output_folder(args.workdir, ["report"])
     read_config(args.workdir)  # Raises an error if there is no run.
     config = load_config(str(args.workdir / "config.json"), overrides)
-    if not config.evaluation.all_splits and not config.image_text.zeroshot:
+    if not config.evaluation.all_splits and not config.task.evaluates_datasets:
         raise ConfigError(
             "no split to evaluate", "evaluation.splits", "add --config.evaluation.splits.test=test"
         )
@@ -170,7 +169,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
 
     mesh = make_mesh(config.mesh)
     config = with_stored_kernel(config, args.workdir, platform_of(mesh))
-    has_classes = task_config(config.task).uses_labels
+    has_classes = config.task.uses_labels
     head = read_class_names(args.workdir) if has_classes else (), f"run {args.workdir}"
     split = next(iter(config.evaluation.all_splits.values()), config.data.train_split)
     preset = find_benchmark(split)

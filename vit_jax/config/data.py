@@ -151,6 +151,15 @@ class AugmentConfig(Section):
             )
 
 
+class MixingConfig(Section):
+    """Mixing of image pairs on the device. If both are on, each batch uses one at random."""
+
+    mixup_alpha: float = option(0.0, at_least=0)
+    """Mixup ratios are drawn from Beta(alpha, alpha) (arXiv:1710.09412); 0: off."""
+    cutmix_alpha: float = option(0.0, at_least=0)
+    """The same for CutMix (arXiv:1905.04899)."""
+
+
 class DataConfig(Section):
     """The dataset, and options for reading it."""
 

@@ -21,8 +21,8 @@ from vit_jax.config.durations import DURATION_UNITS
 from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, first_few
-from vit_jax.models.options import AUTO
-from vit_jax.schema import Section, parse_override, section_of
+from vit_jax.models.options import AUTO, SIZES
+from vit_jax.schema import Section, is_chosen, parse_override, section_of
 from vit_jax.storage.files import read_file, read_json
 from vit_jax.storage.paths import local_path, user_path
 
@@ -88,15 +88,23 @@ def apply_overrides(
 ) -> None:
     """Applies (dotted key, value) to a config file's content, in their order.
 
-    The model's name comes first, because it decides which other keys the model section has.
-    `parse` converts a value just before it is applied.
+    Names that choose a section's class come first, because they decide which other keys it has,
+    and of these the task's, because it decides which sections there are. `parse` converts a value
+    just before it is applied.
     """
     rest, names = [], []
     for key, value in overrides:
-        found = parse(key, value) if key == "model" else None
-        if isinstance(found, Mapping) and "name" in found:
-            names.append(("model.name", found["name"]))
-        (names if key == "model.name" else rest).append((key, value))
+        section = key.removesuffix(".name")
+        if not is_chosen(Config, section, mapping):
+            rest.append((key, value))
+        elif section != key:
+            names.append((key, value))
+        else:
+            rest.append((key, value))
+            found = parse(key, value)
+            if isinstance(found, Mapping) and "name" in found:
+                names.append((f"{key}.name", found["name"]))
+    names.sort(key=lambda pair: (pair[0] != "task.name", pair[0].count(".")))
     for key, value in [*names, *rest]:
         override_key(mapping, key, parse(key, value))
 
@@ -110,32 +118,48 @@ def override_key(
 ) -> None:
     """Sets a dotted key of a config file's content.
 
-    A mapping for a section is merged into it: the section's other keys stay. A new `model.name`
-    removes the sizes of the file, and the options that the new model's family does not have, so
-    override it before other keys of the model. `together` has the names of the keys of the same
-    section that are set by the same override.
+    A mapping for a section is merged into it: the section's other keys stay. A new name of a
+    section's class removes the options that the new class does not have, and a new `model.name`
+    also the sizes of the file, so override it before other keys of the section. `together` has the
+    names of the keys of the same section that are set by the same override.
     """
     if isinstance(value, Section):
         value = value.to_mapping()
-    if isinstance(value, Mapping) and section_of(root, key, mapping):
+    cls = section_of(root, key, mapping)
+    if isinstance(value, bool) and cls is not None:  # For a section that can be switched off.
+        value = {} if value else None
+    if isinstance(value, Mapping) and cls is not None:
         reduce(_subsection, key.split("."), mapping)
         for name in sorted(value, key=lambda name: name != "name"):
             override_key(mapping, f"{key}.{name}", value[name], root, value)
         return
-    model = mapping.get("model")
-    if key == "model.name" and isinstance(model, dict) and value != model.get("name"):
-        from vit_jax.models.options import SIZES
-        from vit_jax.models.registry import options_class  # Imports JAX.
-
-        fields = options_class({"name": value}).model_fields
-        sizes = {name: model[name] for name in SIZES if model.get(name) is not None}
-        if sizes:
-            shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            log.info("model.name=%s has its own sizes, not the config file's %s", value, shown)
-        mapping["model"] = {
-            name: old for name, old in model.items() if name in fields and name not in sizes
-        }
+    section = key.removesuffix(".name")
+    if section != key and is_chosen(root, section, mapping):
+        _forget_other_class(mapping, section, value, root)
     set_key(mapping, key, value, together)
+
+
+def _forget_other_class(
+    mapping: dict[str, Any], section: str, name: Any, root: type[Section]
+) -> None:
+    """Removes what a section has for the class of its present name only."""
+    *parents, leaf = section.split(".")
+    parent = reduce(_subsection, parents, mapping)
+    before = _subsection(parent, leaf)
+    if before.get("name") == name:
+        return
+    parent[leaf] = {"name": name}
+    cls = section_of(root, section, mapping)
+    keys = set() if cls is None else {*cls.model_fields}
+    if section.startswith("model"):
+        sizes = [key for key in SIZES if before.get(key) is not None]
+        if sizes:
+            shown = ", ".join(f"{key} {before[key]}" for key in sizes)
+            log.info("%s.name=%s has its own sizes, not the config file's %s", section, name, shown)
+        keys -= {*sizes}
+    parent[leaf] = {key: value for key, value in before.items() if key in keys}
+    if section == "task" and not getattr(cls, "reads_loss", True):
+        mapping.pop("loss", None)
 
 
 def read_mapping(spec: str) -> dict[str, Any]:

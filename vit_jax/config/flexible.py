@@ -134,7 +134,7 @@ def _check_sequences(config: Any) -> None:
         )
     augment, reason = config.data.augment, "with data.sequence_length"
     wanted = {
-        "task": (config.task, ("classification",)),
+        "task.name": (config.task.name, ("classification",)),
         "model.position_embedding": (model.position_embedding, ("learned_1d", "none")),
         "model.position_placement": (model.position_placement, ("stem",)),
         "model.pooling": (model.pooling, ("token", "gap", "map")),

@@ -7,10 +7,12 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, nearest
 from vit_jax.models.options import ModelConfig
-from vit_jax.schema import Section, describe_field
+from vit_jax.schema import Section, describe_field, section_in
 from vit_jax.synonyms import key_of_word, words_of_key
 
 
@@ -34,9 +36,13 @@ class ConfigKey:
 def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[str, ConfigKey]:
     """Returns name -> key, in the order of the sections.
 
-    Values are those of `config`, or defaults.
+    Values are those of `config`. Without a config they are defaults, and the keys of all tasks and
+    losses are there; of keys with the same name, that of the usual one.
     """
-    return {key.name: key for key in _keys(Config, config, model)}
+    found: dict[str, ConfigKey] = {}
+    for key in section_keys(Config, config, model):
+        found.setdefault(key.name, key)
+    return found
 
 
 def find_keys(keys: Mapping[str, ConfigKey], word: str) -> list[ConfigKey]:
@@ -69,27 +75,44 @@ def _has(key: ConfigKey, words: list[str]) -> bool:
     return all(re.search(rf"\b{w}{end}", text) for w, end in zip(plain, ends, strict=True))
 
 
-def _keys(
+def section_keys(
     cls: type[Section], made: Section | None, model: type[Section], path: str = ""
 ) -> Iterator[ConfigKey]:
+    """Yields the keys of a section and of those inside it.
+
+    Args:
+        cls: class of the section.
+        made: the section with its values; None: defaults.
+        model: class of the section `model`.
+        path: put in front of the keys, e.g. "task.".
+    """
     for name, field in cls.model_fields.items():
         key = f"{path}{name}"
-        inner = model if key == "model" else field.annotation
         value = None if made is None else getattr(made, name)
-        if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _keys(inner, value, model, f"{key}.")
-            continue
-        required = field.is_required()
-        default = None if required else field.get_default(call_default_factory=True)
-        yield ConfigKey(
-            name=key,
-            kind=describe_field(field),
-            meaning=" ".join((field.description or "").split()),
-            required=required,
-            default=default,
-            value=default if made is None else value,
-            choices=_choices(field.annotation),
-        )
+        inner = type(value) if isinstance(value, Section) else section_in(field.annotation)
+        if key == "model":
+            inner = model
+        if inner is None:
+            yield _key(key, field, value, has_value=made is not None)
+        elif made is None or value is not None:
+            yield from section_keys(inner, value, model, f"{key}.")
+            if made is None:
+                for other in inner.named_classes().values():
+                    yield from section_keys(other, None, model, f"{key}.")
+
+
+def _key(name: str, field: FieldInfo, value: Any, *, has_value: bool) -> ConfigKey:
+    required = field.is_required()
+    default = None if required else field.get_default(call_default_factory=True)
+    return ConfigKey(
+        name=name,
+        kind=describe_field(field),
+        meaning=" ".join((field.description or "").split()),
+        required=required,
+        default=default,
+        value=value if has_value else default,
+        choices=_choices(field.annotation),
+    )
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:

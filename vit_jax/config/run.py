@@ -6,11 +6,9 @@ of the package reads only these frozen sections, never raw dictionaries.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import pydantic
-
-from vit_jax.config.data import DataConfig
+from vit_jax.config.data import DataConfig, MixingConfig
 from vit_jax.config.durations import check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.evaluation import EvaluationConfig
@@ -21,8 +19,9 @@ from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.split_overlap import overlap
-from vit_jax.config.task import check_task, task_config, task_sections
-from vit_jax.errors import ConfigError
+from vit_jax.config.task import TaskConfig, task_class
+from vit_jax.errors import KEY, ConfigError
+from vit_jax.losses import LabelLoss, loss_class
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.schema import ChosenBy, Section, option, section
 from vit_jax.tasks import TASKS
@@ -72,26 +71,18 @@ class LoggingConfig(Section):
     """Content of examples-HOST.jsonl for each step: a "hash" of the example ids, or "all" ids."""
 
 
-# The key `task`, and the sections that tasks add, e.g. `loss`.
-_literal: Any = Literal
-_meaning = "What the model learns; `vit_jax/tasks` has a folder for each."
-_fields: dict[str, Any] = {
-    "task": (_literal[tuple(TASKS)], option("classification", meaning=_meaning))
-}
-_fields |= {key: (cls, section(cls)) for key, cls in task_sections().items()}
-_TaskSections: type[Section] = pydantic.create_model("_TaskSections", __base__=Section, **_fields)
+class Config(Section):
+    """The config of one training run."""
 
+    former_keys = {"mixing": "data.augment.mix"} | {
+        name: f"task.name={name}, and its other keys as task.KEY"
+        for name in TASKS
+        if name != "classification"
+    }
 
-class Config(_TaskSections):
-    """The config of one training run.
-
-    `task` is the name of a task in `vit_jax.tasks`. Tasks add their own sections.
-    """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
+    task: Annotated[TaskConfig, ChosenBy(task_class)] = section(lambda: task_class(None)())
+    loss: Annotated[LabelLoss | None, ChosenBy(loss_class)] = section(lambda: None)
+    mixing: MixingConfig = section(MixingConfig)
     seed: int = option(0, at_least=0, below=2**32)
     """All randomness derives from this seed, a stream name and the step."""
     model: Annotated[ModelConfig, ChosenBy(_options_class)] = section()
@@ -108,7 +99,7 @@ class Config(_TaskSections):
     """Microbatches per step. Their mean gradient equals the gradient of the whole batch. auto: on a
     CPU, as many as make a layer fit its cache; elsewhere 1, or the fewest that fit the memory. 1
     with dropout or stochastic depth, because microbatches draw other random numbers, and for losses
-    that compare a whole batch (task image_text, dino.centring=sinkhorn), for which microbatches are
+    that compare a whole batch (task image_text, sinkhorn of task dino), for which microbatches are
     computed twice (arXiv:2101.06983).
     """
     compiler_options: dict[str, bool | int | str] = option({}, changes_result=False)
@@ -133,16 +124,35 @@ class Config(_TaskSections):
     profile: ProfileConfig = section(ProfileConfig, changes_result=False)
     mesh: MeshConfig = section(MeshConfig)
 
+    def __init__(self, **values: Any):
+        task = task_class(values.get("task"))
+        if task.reads_loss and values.get("loss") is None:
+            values["loss"] = {}
+        if not task.reads_loss and values.get("loss") is not None:
+            raise ConfigError(
+                f"unknown config key '{KEY}' for a task without labels",
+                "no such section",
+                "leave it out, or choose another task",
+                key="loss",
+            )
+        super().__init__(**values)
+
+    @property
+    def label_loss(self) -> LabelLoss:
+        """The loss of a task that reads it."""
+        assert self.loss is not None
+        return self.loss
+
     @property
     def keeps_average(self) -> bool:
         """Whether the run keeps an average of the parameters, which is then evaluated."""
         own = self.ema_decay is not None or self.optimizer.averages_parameters
-        return own or task_config(self.task).keeps_average
+        return own or self.task.keeps_average
 
     def measures_classes(self, num_classes: int = 0) -> bool:
         """Whether the accuracy of each class is measured; with 0 classes, whether it may be."""
         if self.evaluation.by_class is None:
-            is_own = self.task == "classification" and self.data.source == "folder"
+            is_own = self.task.name == "classification" and self.data.source == "folder"
             return is_own and num_classes <= _MOST_CLASSES
         return self.evaluation.by_class
 
@@ -155,7 +165,7 @@ class Config(_TaskSections):
                 "unset ema_decay or choose another optimizer",
                 key="ema_decay",
             )
-        check_task(self)
+        self.task.check_run(self)
         check_flexible(self)
         self._check_init()
         self._check_early_stopping()

@@ -1,107 +1,106 @@
-"""The config of tasks: their sections, the options that they refuse, and the model they train.
+"""The task of a run: what all tasks share of their config sections.
 
-A task defines `TASK = TaskConfig(...)` in `vit_jax/tasks/NAME/config.py`. That module must import
-only `schema`, `errors` and config sections, because the root config imports it.
+A task's section is a subclass of `TaskConfig` in `vit_jax/tasks/NAME/config.py`. That module must
+import only `schema`, `errors` and config sections, so that the config can be read without JAX.
 """
 
-import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vit_jax.config.data import AugmentConfig
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section
+from vit_jax.schema import Section, option
 from vit_jax.tasks import TASKS
+
+if TYPE_CHECKING:
+    from vit_jax.config.run import Config
+
+    TaskName = str
+else:
+    TaskName = Literal[tuple(TASKS)]
 
 NO_ERASING = frozenset(AugmentConfig.model_fields) - {"erasing_probability"}
 """The keys of `data.augment` for tasks that do not erase a part of an image."""
 
 
-def _no_check(config: Any) -> None:
-    del config
-
-
-def _no_class_counts(config: Any) -> None:
-    del config
-
-
-def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config["model"]
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskConfig:
-    """Properties of a task that the config, checkpoints and weight files need.
+class TaskConfig(Section):
+    """What a run learns. Each task adds its own keys.
 
     Attributes:
-        sections: key in the root config -> section class, for the sections that this task adds.
-        reads: keys of other tasks' sections that this task also reads. Sections that it does not
-            read must keep their defaults.
+        reads_loss: whether it has the section `loss`.
         augments: keys of `data.augment` that it uses. The others must keep their defaults.
-        check: function of the root config; raises ConfigError for options that the task does not
-            support.
         own_parameters: regular expressions over whole names of parameters that only this task
             needs. Checkpoints have them, but they are not weights of the model.
-        model_section: function from the root config as nested dicts to the model section that
-            describes the weights in a run's checkpoints.
-        class_counts_key: function of the root config; returns the key for which this task needs the
-            number of training examples of each class, or None if it does not need them.
         accuracies: metrics of an evaluated split of which more is better; (): they are not listed.
+        uses_labels, uses_captions: what it reads of the examples beside the images.
         keeps_average: whether it keeps a moving average of the parameters itself, as its teacher.
     """
 
-    sections: Mapping[str, type[Section]] = dataclasses.field(default_factory=dict)
-    reads: tuple[str, ...] = ()
-    augments: frozenset[str] = frozenset(AugmentConfig.model_fields)
-    check: Callable[[Any], None] = _no_check
-    own_parameters: tuple[str, ...] = ()
-    model_section: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _model_section
-    class_counts_key: Callable[[Any], str | None] = _no_class_counts
-    accuracies: tuple[str, ...] = ()
-    uses_labels: bool = True
-    uses_captions: bool = False
-    keeps_average: bool = False
+    name: TaskName = option("classification")
+    """What the model learns; `vit_jax/tasks` has a folder for each."""
+
+    reads_loss: ClassVar[bool] = False
+    augments: ClassVar[frozenset[str]] = frozenset(AugmentConfig.model_fields)
+    own_parameters: ClassVar[tuple[str, ...]] = ()
+    accuracies: ClassVar[tuple[str, ...]] = ()
+    uses_labels: ClassVar[bool] = True
+    uses_captions: ClassVar[bool] = False
+    keeps_average: ClassVar[bool] = False
+
+    @property
+    def evaluates_datasets(self) -> bool:
+        """Whether it evaluates other datasets beside the splits of the run's."""
+        return False
+
+    def check_run(self, config: "Config") -> None:
+        """Raises ConfigError for options of a run that the task does not support."""
+        unused = sorted(AugmentConfig.model_fields.keys() - self.augments)
+        keys = [f"data.augment.{name}" for name in unused]
+        keys += [] if self.reads_loss else ["mixing.mixup_alpha", "mixing.cutmix_alpha"]
+        check_defaults(config, tuple(keys), f"task {self.name}, which does not use it")
+        if (config.data.captions.tokenizer is not None) != self.uses_captions:
+            raise ConfigError(
+                f"is {config.data.captions.tokenizer!r} with task {self.name}",
+                "the vocabulary of the text tower" if self.uses_captions else "None",
+                "set it to a file or folder" if self.uses_captions else "set task.name=image_text",
+                key="data.captions.tokenizer",
+            )
+
+    @classmethod
+    def model_section(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the model section that describes the weights in a run's checkpoints.
+
+        Args:
+            config: the config of the run as nested dicts.
+        """
+        return config["model"]
+
+    def class_counts_key(self, config: "Config") -> str | None:
+        """Returns the key that needs the number of examples of each class; None: there is none."""
+        del config
+
+    @classmethod
+    def named_classes(cls) -> Mapping[str, type[Section]]:
+        return {name: task_config(name) for name in TASKS}
 
 
 @functools.cache
-def task_config(name: str) -> TaskConfig:
-    """Returns the `TaskConfig` of a task."""
-    return importlib.import_module(f"vit_jax.tasks.{name}.config").TASK
+def task_config(name: str) -> type[TaskConfig]:
+    """Returns the section class of a task."""
+    module = importlib.import_module(f"vit_jax.tasks.{name}.config")
+    return getattr(module, f"{TASKS[name]}Config")
 
 
-def task_sections() -> dict[str, type[Section]]:
-    """Returns the sections that tasks add to the root config, by key."""
-    return {key: cls for name in TASKS for key, cls in task_config(name).sections.items()}
-
-
-def check_task(config: Any) -> None:
-    """Raises ConfigError if an option is set that the task of a root config does not support."""
-    chosen = task_config(config.task)
-    for key, cls in task_sections().items():
-        if key in chosen.sections or key in chosen.reads:
-            continue
-        usual = cls().to_mapping()
-        for name, value in getattr(config, key).to_mapping().items():
-            if value != usual[name]:
-                raise ConfigError(
-                    f"is {value!r} with task {config.task}, which does not read it",
-                    repr(usual[name]),
-                    "leave it out, or choose another task",
-                    key=f"{key}.{name}",
-                )
-    unused = sorted(AugmentConfig.model_fields.keys() - chosen.augments)
-    keys = tuple(f"data.augment.{name}" for name in unused)
-    check_defaults(config, keys, f"task {config.task}, which does not use it")
-    if (config.data.captions.tokenizer is not None) != chosen.uses_captions:
-        raise ConfigError(
-            f"is {config.data.captions.tokenizer!r} with task {config.task}",
-            "the vocabulary of the text tower" if chosen.uses_captions else "None",
-            "set it to a file or folder" if chosen.uses_captions else "set task=image_text",
-            key="data.captions.tokenizer",
-        )
-    chosen.check(config)
+def task_class(section: Any) -> type[TaskConfig]:
+    """Returns the class of a task's section, which may be a mapping; None: the default task."""
+    if isinstance(section, TaskConfig):
+        return type(section)
+    if isinstance(section, str):
+        raise ConfigError(f"is {section!r}", "a section", f"set task.name={section}", key="task")
+    name = "classification" if section is None else section.get("name", "classification")
+    return task_config(name) if name in TASKS else TaskConfig  # Raises the error for the name.
 
 
 def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
@@ -117,6 +116,13 @@ def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
             raise ConfigError(f"is {value!r} with {reason}", repr(usual), "leave it out", key=key)
 
 
+class LabelledConfig(TaskConfig):
+    """A task that learns the labels of images."""
+
+    reads_loss = True
+    accuracies = ("accuracy_top1", "accuracy_top5", "accuracy_per_class_mean", "roc_auc")
+
+
 # Options for labels, or for a head on the whole image.
 _ABOUT_LABELS = (
     "evaluation.by_class",
@@ -128,20 +134,26 @@ _ABOUT_LABELS = (
 _POOLINGS = ("token", "gap")
 
 
-def check_without_labels(config: Any, task: str) -> None:
-    """Checks the options of a task that trains the encoder of a ViT without labels."""
-    if not hasattr(config.model, "position_embedding"):
-        raise ConfigError(
-            f"is {config.model.name!r}, {config.model.kind}, with task {task}",
-            "a ViT or hybrid, whose patches are tokens",
-            "use one of them",
-            key="model.name",
-        )
-    check_defaults(config, _ABOUT_LABELS, f"task {task}, which does not use labels")
-    if config.model.pooling not in _POOLINGS:
-        raise ConfigError(
-            f"is {config.model.pooling!r} with task {task}",
-            " or ".join(map(repr, _POOLINGS)),
-            "leave it out; fine-tuning can use another pooling",
-            key="model.pooling",
-        )
+class UnlabelledConfig(TaskConfig):
+    """A task that trains the encoder of a ViT without labels."""
+
+    uses_labels = False
+
+    def check_run(self, config: "Config") -> None:
+        super().check_run(config)
+        model: Any = config.model
+        if not hasattr(model, "position_embedding"):
+            raise ConfigError(
+                f"is {model.name!r}, {model.kind}, with task {self.name}",
+                "a ViT or hybrid, whose patches are tokens",
+                "use one of them",
+                key="model.name",
+            )
+        check_defaults(config, _ABOUT_LABELS, f"task {self.name}, which does not use labels")
+        if model.pooling not in _POOLINGS:
+            raise ConfigError(
+                f"is {model.pooling!r} with task {self.name}",
+                " or ".join(map(repr, _POOLINGS)),
+                "leave it out; fine-tuning can use another pooling",
+                key="model.pooling",
+            )

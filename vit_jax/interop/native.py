@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from vit_jax.config.task import task_config
+from vit_jax.config.task import task_class
 from vit_jax.data.class_names import with_spare_names
 from vit_jax.errors import CheckpointError, WeightsError
 from vit_jax.interop.formats import WeightsInfo
@@ -134,7 +134,7 @@ def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
     except CheckpointError as error:
         raise WeightsError(error.got, error.expected, error.fix) from None
     item = evaluated_item(config)
-    task, side = task_config(config.get("task", "classification")), config["data"]["image_size"]
+    task, side = task_class(config.get("task")), config["data"]["image_size"]
     about = {
         "model": task.model_section(config),
         "image_size": [side, side],

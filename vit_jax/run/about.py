@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config.optimizer import SCHEDULE_FREE
-from vit_jax.config.task import task_config
+from vit_jax.config.task import task_class
 from vit_jax.errors import CheckpointError
 from vit_jax.named_tree import named_leaves
 from vit_jax.run.damage import damaged_error
@@ -31,7 +31,7 @@ def describe(items: dict[str, Any], environment: dict[str, Any]) -> dict[str, An
 def evaluated_item(config: Mapping[str, Any]) -> str:
     """Returns the item that holds the parameters to evaluate: "params" or "ema"."""
     averages = config.get("ema_decay") is not None or config["optimizer"]["name"] == SCHEDULE_FREE
-    task = task_config(config.get("task", "classification"))
+    task = task_class(config.get("task"))
     return "ema" if averages or task.keeps_average else "params"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from vit_jax.config.file import apply_overrides, read_mapping
 from vit_jax.config.run import Config
-from vit_jax.config.task import task_config
 from vit_jax.errors import SweepError, UserError, WeightsError, nearest
 from vit_jax.models.options import AUTO
 from vit_jax.run.environment import changed_code
@@ -129,7 +128,7 @@ class Plan:
                 continue
             from vit_jax.train.init_from import check_family  # Imports JAX.
 
-            options = task_config(start.task).model_section(start.to_mapping())
+            options = start.task.model_section(start.to_mapping())
             try:
                 check_family(config.replace(init_from=f"job:{name}"), options)
             except WeightsError as error:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_overlap, overlap
-from vit_jax.config.task import task_config
 from vit_jax.errors import SweepError, nearest
 from vit_jax.evaluation.metric_kinds import MetricKind, kind_of
 from vit_jax.run.metrics import split_of
@@ -168,10 +167,10 @@ def _check_candidate(selection: Selection, name: str, config: Config) -> None:
             else f"set evaluation.splits.{name} in their config",
         )
     metric = selection.metric.removeprefix(f"eval/{name}/")
-    known = task_config(config.task).accuracies
+    known = config.task.accuracies
     if known and metric not in (*known, "loss") and not metric.startswith("accuracy_class/"):
         raise SweepError(
-            f"{where} uses {selection.metric!r}, which task {config.task} does not measure",
+            f"{where} uses {selection.metric!r}, which task {config.task.name} does not measure",
             ", ".join(f"eval/{name}/{one}" for one in known) + f", or eval/{name}/loss",
             f"did you mean 'eval/{name}/{nearest(metric, [*known, 'loss'])}'?",
         )

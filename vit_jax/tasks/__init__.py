@@ -1,16 +1,16 @@
 """The tasks that a run can learn. Each is a folder of this package:
 
-config.py     its config sections, and options that it does not support
+config.py     its config section, a subclass of `TaskConfig`, and options that it does not support
 task.py       its class: model, augmentation on the device, loss, evaluation
 
-To add a task, write its folder and add its name and class here.
+To add a task, write its folder and add its name and class here; the section is CLASSConfig.
 """
 
 TASKS = {
     "classification": "Classification",
     "masked_patches": "MaskedPatches",
     "distillation": "Distillation",
-    "mae": "MaskedAutoencoding",
-    "dino": "SelfDistillation",
+    "mae": "Mae",
+    "dino": "Dino",
     "image_text": "ImageText",
 }

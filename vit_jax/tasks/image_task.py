@@ -12,7 +12,6 @@ from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
-from vit_jax.tasks.label_losses import make_loss
 from vit_jax.tasks.task import DataInfo, Task, model_image_size
 
 
@@ -59,8 +58,8 @@ class LabelTask(ImageTask):
 
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         super().__init__(config, data, platform=platform, num_outputs=data.num_classes)
-        self.label_loss = make_loss(config.loss)
-        self.eval_loss = make_loss(config.loss.replace(label_smoothing=0.0))
+        self.label_loss = config.label_loss
+        self.eval_loss = config.label_loss.replace(label_smoothing=0.0)
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         augment, mixing = self.config.data.augment, self.config.mixing

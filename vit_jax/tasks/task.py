@@ -131,6 +131,7 @@ class Task(ABC):
     """The learning task of a run. Its methods are pure; the training step traces them.
 
     Attributes:
+        section: the section `task` of the config, with the task's own options.
         num_outputs: number of outputs of the head.
         train_preprocessing: example -> row of a training batch, on the host.
         eval_preprocessing: example -> row of an evaluation batch.
@@ -145,6 +146,7 @@ class Task(ABC):
         open_evaluator: opens what is evaluated together with the splits.
     """
 
+    section: Any
     num_outputs: int = 0
     train_preprocessing: Preprocessing
     eval_preprocessing: Preprocessing
@@ -157,6 +159,7 @@ class Task(ABC):
 
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         self.config, self.data, self.platform = config, data, platform
+        self.section = config.task
 
     @classmethod
     def for_config(cls, config: Config) -> "type[Task]":
@@ -228,8 +231,9 @@ class Task(ABC):
 
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task of a run; `platform` is "cpu", "gpu" or "tpu"."""
-    module = importlib.import_module(f"vit_jax.tasks.{config.task}.task")
-    task: type[Task] = getattr(module, TASKS[config.task])
+    name = config.task.name
+    module = importlib.import_module(f"vit_jax.tasks.{name}.task")
+    task: type[Task] = getattr(module, TASKS[name])
     return task.for_config(config)(config, data, platform=platform)
 
 

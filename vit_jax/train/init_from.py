@@ -108,7 +108,7 @@ def start_from_weights(
         if array.shape != wanted[name].shape:
             raise WeightsError(
                 f"{config.init_from} has parameter '{name}' of shape {array.shape}",
-                f"{wanted[name].shape}, as task {config.task} makes it",
+                f"{wanted[name].shape}, as task {config.task.name} makes it",
                 "change the options of the model section or of the task",
             )
         arrays[name] = jax.make_array_from_callback(

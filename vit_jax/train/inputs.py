@@ -13,7 +13,6 @@ from jaxtyping import Int
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
-from vit_jax.config.task import task_config
 from vit_jax.data.sources import (
     LabelledSource,
     Source,
@@ -117,7 +116,7 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
 
 def count_classes(config: Config, source: Source, num_classes: int) -> Int[np.ndarray, " C"] | None:
     """Returns the training examples of each class; None if the task does not need them."""
-    key = task_config(config.task).class_counts_key(config)
+    key = config.task.class_counts_key(config)
     if key is None:
         return None
     if not isinstance(source, LabelledSource):
@@ -143,7 +142,7 @@ def check_metrics(config: Config, num_classes: int) -> None:
     metric = config.early_stopping.metric or ""
     few = metric.endswith("accuracy_top5") and has_few_classes(num_classes)
     by_class = metric.endswith("per_class_mean") and not config.measures_classes(num_classes)
-    predicts_classes = "accuracy_per_class_mean" in task_config(config.task).accuracies
+    predicts_classes = "accuracy_per_class_mean" in config.task.accuracies
     if predicts_classes and (few or by_class):
         raise ConfigError(
             f"is {metric!r}, which is not measured with {num_classes} classes",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config.run import Config
-from vit_jax.config.task import task_config
 from vit_jax.data.arrays import cut_to
 from vit_jax.data.loader import on_device
 from vit_jax.data.suspicious import training_warnings
@@ -80,7 +79,7 @@ def _warn_of_data(inputs: RunInputs) -> None:
     """Logs what is suspicious about the training and evaluation data."""
     config, evaluators = inputs.config, inputs.evaluators
     evaluated = evaluators.splits.sources | evaluators.final_splits.sources
-    uses_labels = task_config(config.task).uses_labels
+    uses_labels = config.task.uses_labels
     for warning in training_warnings(inputs.training.source, evaluated, uses_labels=uses_labels):
         log.warning("data: %s", warning)
 

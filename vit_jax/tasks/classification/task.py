@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.evaluation.by_class import ByClass, class_outputs
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
+from vit_jax.losses import as_distribution
 from vit_jax.tasks.image_task import LabelTask
-from vit_jax.tasks.label_losses import as_distribution, class_weights
 from vit_jax.tasks.task import DataInfo, Metrics, Task
 
 
@@ -20,7 +21,7 @@ class Classification(LabelTask):
 
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         super().__init__(config, data, platform=platform)
-        counts, kind = data.class_counts, config.loss.class_weights
+        counts, kind = data.class_counts, config.label_loss.class_weights
         self.weights = None if counts is None else class_weights(kind, counts)
         self.by_class = config.measures_classes(data.num_classes)
 
@@ -58,3 +59,18 @@ class Classification(LabelTask):
     def totals(self, class_names: Sequence[str]) -> PredictionTotals:
         by_class = ByClass(class_names, self.num_outputs) if self.by_class else None
         return PredictionTotals(by_class, num_classes=self.num_outputs)
+
+
+def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:
+    """Returns the weight of an example's loss by its class; the mean over all examples is 1.
+
+    With n examples in a class, "balanced" is N / (C n) as in scikit-learn, so that every class
+    contributes equally; "sqrt" is proportional to 1 / sqrt(n). A class without examples gets weight
+    0 and is not counted in C.
+
+    >>> class_weights("balanced", np.array([30, 10]))
+    array([0.6666667, 2.       ], dtype=float32)
+    """
+    power = {"balanced": -1.0, "sqrt": -0.5}[kind]
+    raw = np.where(counts > 0, np.maximum(counts, 1) ** power, 0.0)
+    return (raw * counts.sum() / (raw * counts).sum()).astype(np.float32)

@@ -2,9 +2,10 @@
 
 from typing import Any, Literal
 
-from vit_jax.config.task import TaskConfig, check_defaults, check_without_labels
+from vit_jax.config.run import Config
+from vit_jax.config.task import TaskName, UnlabelledConfig, check_defaults
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section, option
+from vit_jax.schema import option
 
 # The crops and the distortion of this task replace the others.
 _AUGMENTS = frozenset(
@@ -12,12 +13,14 @@ _AUGMENTS = frozenset(
 )
 
 
-class DinoConfig(Section):
+class DinoConfig(UnlabelledConfig):
     """Self-distillation: a student predicts what its own moving average says of other crops.
 
     Source: arXiv:2104.14294; the iBOT term: arXiv:2111.07832, as in arXiv:2304.07193.
     """
 
+    name: TaskName = option("dino")
+    """Self-distillation: the model learns what its own average says of other crops."""
     local_crops: int = option(8, at_least=0)
     """Small crops of each image, which only the student sees, beside the two global crops."""
     local_size: int = option(96, at_least=1)
@@ -61,6 +64,10 @@ class DinoConfig(Section):
     predicts what the teacher says of these patches. 0: off.
     """
 
+    augments = _AUGMENTS
+    own_parameters = ("(patch_)?projector/.*", "mask_token")
+    keeps_average = True
+
     def check(self) -> None:
         if self.temperature_warmup_steps and self.temperature_warmup_epochs:
             raise ConfigError(
@@ -77,46 +84,35 @@ class DinoConfig(Section):
                 key="local_min_area",
             )
 
-
-def _check(config: Any) -> None:
-    check_without_labels(config, "dino")
-    check_defaults(config, ("model.position_placement",), "task dino")
-    section: DinoConfig = config.dino
-    side = config.data.image_size
-    if section.local_crops and section.local_size > side:
-        raise ConfigError(
-            f"is {section.local_size}, larger than the global crops of {side} pixels",
-            f"at most data.image_size = {side}",
-            f"e.g. {max(side * 3 // 7, 1)}, as 96 for 224",
-            key="dino.local_size",
-        )
-    resized = section.local_crops and section.local_size != side
-    fixed = ("sincos_2d", "sincos_2d_mae", "relative")
-    if resized and config.model.position_embedding in fixed:
-        raise ConfigError(
-            f"is {config.model.position_embedding!r} with local crops of another size",
-            "learned_1d, learned_2d, rope_2d or none, which can be resampled for them",
-            "use one of them, or set dino.local_crops=0",
-            key="model.position_embedding",
-        )
-    averages = {"ema_decay": config.ema_decay, "optimizer.name": None}
-    if config.optimizer.averages_parameters:
-        averages["optimizer.name"] = config.optimizer.name
-    for key, value in averages.items():
-        if value is not None:
+    def check_run(self, config: Config) -> None:
+        super().check_run(config)
+        check_defaults(config, ("model.position_placement",), "task dino")
+        model: Any = config.model
+        side = config.data.image_size
+        if self.local_crops and self.local_size > side:
             raise ConfigError(
-                f"is {value!r} with task dino, whose teacher is the average of the parameters",
-                "no other average; the momentum is dino.momentum",
-                "leave it out, or use another optimizer",
-                key=key,
+                f"is {self.local_size}, larger than the global crops of {side} pixels",
+                f"at most data.image_size = {side}",
+                f"e.g. {max(side * 3 // 7, 1)}, as 96 for 224",
+                key="task.local_size",
             )
-
-
-TASK = TaskConfig(
-    sections={"dino": DinoConfig},
-    augments=_AUGMENTS,
-    check=_check,
-    own_parameters=("(patch_)?projector/.*", "mask_token"),
-    uses_labels=False,
-    keeps_average=True,
-)
+        resized = self.local_crops and self.local_size != side
+        fixed = ("sincos_2d", "sincos_2d_mae", "relative")
+        if resized and model.position_embedding in fixed:
+            raise ConfigError(
+                f"is {model.position_embedding!r} with local crops of another size",
+                "learned_1d, learned_2d, rope_2d or none, which can be resampled for them",
+                "use one of them, or set task.local_crops=0",
+                key="model.position_embedding",
+            )
+        averages = {"ema_decay": config.ema_decay, "optimizer.name": None}
+        if config.optimizer.averages_parameters:
+            averages["optimizer.name"] = config.optimizer.name
+        for key, value in averages.items():
+            if value is not None:
+                raise ConfigError(
+                    f"is {value!r} with task dino, whose teacher is the average of the parameters",
+                    "no other average; the momentum is task.momentum",
+                    "leave it out, or use another optimizer",
+                    key=key,
+                )

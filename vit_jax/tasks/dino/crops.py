@@ -33,7 +33,8 @@ def crop_preprocessing(config: Config, grid: tuple[int, int]) -> Preprocessing:
     0, and with the iBOT term `masked` bool[2, N], the masked patches of the global crops. `grid`
     has the rows and columns of patches of a global crop.
     """
-    section: DinoConfig = config.dino
+    section = config.task
+    assert isinstance(section, DinoConfig)
     side, small, count = config.data.image_size, section.local_size, section.local_crops
     augment = config.data.augment
     make_global = make_train_transform(side, _areas(augment, section.global_min_area, 1.0))

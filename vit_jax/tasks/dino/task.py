@@ -55,17 +55,18 @@ _CENTRE, _PATCH_CENTRE = "centre", "patch_centre"
 _STUDENT_TEMPERATURE, _FIRST_TEACHER_TEMPERATURE, _CENTRE_MOMENTUM = 0.1, 0.04, 0.9
 
 
-class SelfDistillation(ImageTask):
+class Dino(ImageTask):
     """A student predicts what its moving average says of other crops.
 
     Labels of the data are not used. Sinkhorn's targets depend on all images of a batch.
     """
 
+    section: DinoConfig
+
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
-        section: DinoConfig = config.dino
-        _check_local_size(section, config)
+        _check_local_size(config)
         super().__init__(config, data, platform=platform)
-        self.section = section
+        section = self.section
         self.local_grid = self.abstract_local.grid
         self.train_preprocessing = crop_preprocessing(config, self.abstract.grid)
         self.splits_exactly &= section.centring == "mean"
@@ -81,7 +82,7 @@ class SelfDistillation(ImageTask):
     def _build(self, key: jax.Array, image_size: int) -> SelfDistilled:
         return SelfDistilled(
             self.config.model,  # pyright: ignore[reportArgumentType]
-            self.config.dino,
+            self.section,
             image_size=image_size,
             platform=self.platform,
             rngs=nnx.Rngs(params=key),
@@ -90,16 +91,16 @@ class SelfDistillation(ImageTask):
     @functools.cached_property
     def abstract_local(self) -> Any:
         """The model for local crops, with shapes; that for global crops if there are none."""
-        if not self.config.dino.local_crops:
+        if not self.section.local_crops:
             return self.abstract
-        size = self.config.dino.local_size
+        size = self.section.local_size
         return nnx.eval_shape(lambda key: self._build(key, size), jax.random.key(0))
 
     @functools.cached_property
     def flops_per_image(self) -> int:
         """Model FLOPs of student and teacher."""
         options = self.config.model.on_any_platform().replace(scan=True, remat="none")
-        task = SelfDistillation(self.config.replace(model=options), self.data, platform="cpu")
+        task = Dino(self.config.replace(model=options), self.data, platform="cpu")
         params = nnx.to_pure_dict(nnx.state(task.abstract))
         batch = {
             name: jax.ShapeDtypeStruct((1, *a.shape), a.dtype if name == "masked" else jnp.float32)
@@ -247,7 +248,9 @@ class SelfDistillation(ImageTask):
         return DirectionTotals()
 
 
-def _check_local_size(section: DinoConfig, config: Config) -> None:
+def _check_local_size(config: Config) -> None:
+    section = config.task
+    assert isinstance(section, DinoConfig)
     stride = vit_shape(config.model).stride  # pyright: ignore[reportArgumentType]
     if section.local_crops and section.local_size % stride:
         raise ConfigError(
@@ -283,7 +286,8 @@ def teacher_temperature(config: Config, data: DataInfo) -> optax.Schedule:
 
     Source: the authors' code, `DINOLoss.teacher_temp_schedule`, for a warmup in epochs.
     """
-    section: DinoConfig = config.dino
+    section = config.task
+    assert isinstance(section, DinoConfig)
     first, last = _FIRST_TEACHER_TEMPERATURE, section.teacher_temperature
     if section.temperature_warmup_steps:
         return optax.linear_schedule(first, last, section.temperature_warmup_steps)

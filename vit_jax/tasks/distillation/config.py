@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from vit_jax.config.task import TaskConfig, check_defaults
+from vit_jax.config.run import Config
+from vit_jax.config.task import LabelledConfig, TaskName, check_defaults
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section, option
-from vit_jax.tasks.classification.config import ACCURACIES
+from vit_jax.schema import option
 
 
-class DistillationConfig(Section):
+class DistillationConfig(LabelledConfig):
     """Distillation: minimises (1 - alpha) * label loss + alpha * teacher loss."""
 
+    name: TaskName = option("distillation")
+    """Distillation: the model learns from labels and from a teacher."""
     teacher: str | None = option(None)
     """Weights of the teacher: any path that `load_pretrained` reads. It sees the same augmented
     and mixed images as the student (arXiv:2106.05237).
@@ -36,54 +38,55 @@ class DistillationConfig(Section):
     the option `register_head`: the model's logits are the mean of both heads' logits.
     """
 
+    accuracies = (*LabelledConfig.accuracies, "teacher_agreement")
 
-def _check(config: Any) -> None:
-    section: DistillationConfig = config.distillation
-    if section.teacher is None:
-        raise ConfigError(
-            "is not set with task distillation",
-            "the weights of a teacher, a file or run folder with the classes of the data",
-            "add --config.distillation.teacher=PATH",
-            key="distillation.teacher",
-        )
-    if section.targets == "hard" and section.temperature != 1:
-        raise ConfigError(
-            f"is {section.temperature:g} with hard targets",
-            "1.0, because hard targets have no temperature",
-            "leave it out, or set distillation.targets=soft",
-            key="distillation.temperature",
-        )
-    if section.targets == "hard" and section.mean_over_classes:
-        raise ConfigError(
-            "is True with hard targets",
-            "False: the loss of hard targets is a sum over the classes",
-            "leave it out, or set distillation.targets=soft",
-            key="distillation.mean_over_classes",
-        )
-    check_defaults(config, ("loss.class_weights",), "task distillation")
-    if section.teacher_image_size is not None:
-        # These draw pixels, which are others in an image of another size.
-        keys = ("mixing.cutmix_alpha", "data.augment.erasing_probability")
-        check_defaults(
-            config,
-            (*keys, "data.augment.randaugment_layers", "data.augment.three_augment"),
-            "distillation.teacher_image_size",
-        )
-        if config.data.augment.crop == "pad":
+    def check_run(self, config: Config) -> None:
+        super().check_run(config)
+        if self.teacher is None:
             raise ConfigError(
-                "is 'pad' with distillation.teacher_image_size",
-                "inception, random, central or resize",
-                "choose one, or leave out distillation.teacher_image_size",
-                key="data.augment.crop",
+                "is not set with task distillation",
+                "the weights of a teacher, a file or run folder with the classes of the data",
+                "add --config.task.teacher=PATH",
+                key="task.teacher",
             )
+        if self.targets == "hard" and self.temperature != 1:
+            raise ConfigError(
+                f"is {self.temperature:g} with hard targets",
+                "1.0, because hard targets have no temperature",
+                "leave it out, or set task.targets=soft",
+                key="task.temperature",
+            )
+        if self.targets == "hard" and self.mean_over_classes:
+            raise ConfigError(
+                "is True with hard targets",
+                "False: the loss of hard targets is a sum over the classes",
+                "leave it out, or set task.targets=soft",
+                key="task.mean_over_classes",
+            )
+        check_defaults(config, ("loss.class_weights",), "task distillation")
+        if self.teacher_image_size is not None:
+            # These draw pixels, which are others in an image of another size.
+            keys = ("mixing.cutmix_alpha", "data.augment.erasing_probability")
+            check_defaults(
+                config,
+                (*keys, "data.augment.randaugment_layers", "data.augment.three_augment"),
+                "task.teacher_image_size",
+            )
+            if config.data.augment.crop == "pad":
+                raise ConfigError(
+                    "is 'pad' with task.teacher_image_size",
+                    "inception, random, central or resize",
+                    "choose one, or leave out task.teacher_image_size",
+                    key="data.augment.crop",
+                )
 
-
-def _model_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds the distillation token and its head to the model section."""
-    model = config["model"]
-    if config["distillation"]["token"]:
-        model = {**model, **token_options(model)}
-    return model
+    @classmethod
+    def model_section(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Adds the distillation token and its head to the model section."""
+        model = config["model"]
+        if config["task"]["token"]:
+            model = {**model, **token_options(model)}
+        return model
 
 
 def token_options(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,12 +96,3 @@ def token_options(model: Mapping[str, Any]) -> dict[str, Any]:
     """
     has_token = model.get("register_head", False)
     return {"num_registers": model.get("num_registers", 0) + (not has_token), "register_head": True}
-
-
-TASK = TaskConfig(
-    sections={"distillation": DistillationConfig},
-    reads=("mixing", "loss"),
-    check=_check,
-    model_section=_model_section,
-    accuracies=(*ACCURACIES, "teacher_agreement"),
-)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
@@ -29,7 +30,6 @@ from vit_jax.models.vit_options import ViTConfig
 from vit_jax.named_tree import map_named
 from vit_jax.tasks.distillation.config import DistillationConfig, token_options
 from vit_jax.tasks.image_task import LabelTask
-from vit_jax.tasks.label_losses import softmax_cross_entropy
 from vit_jax.tasks.task import DataInfo, Frozen, Metrics
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
@@ -44,14 +44,15 @@ class Distillation(LabelTask):
     Without it, the model's logits learn from both.
     """
 
+    section: DistillationConfig
+
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         super().__init__(config, data, platform=platform)
-        self.section: DistillationConfig = config.distillation
         if self.section.token and not isinstance(config.model, ViTConfig):
             name = config.model.name
-            raise ModelError(f"'distillation.token' with {name}", "a ViT or hybrid", "leave it out")
+            raise ModelError(f"'task.token' with {name}", "a ViT or hybrid", "leave it out")
         self.frozen, self.make_teacher_fn, self.teacher_macs = _read_teacher(
-            config, data.num_classes, data.source
+            self.section.teacher, config, data.num_classes, data.source
         )
         self.teacher_fn = self.make_teacher_fn(None)
         if self.section.teacher_image_size is not None:
@@ -167,11 +168,11 @@ def hard_loss(student: Float[Array, "B C"], teacher: Float[Array, "B C"]) -> Flo
     Source: arXiv:2012.12877, equation 3.
     """
     labels = jax.nn.one_hot(jnp.argmax(teacher, axis=-1), teacher.shape[-1])
-    return softmax_cross_entropy(student.astype(jnp.float32), labels)
+    return optax.losses.softmax_cross_entropy(student.astype(jnp.float32), labels)
 
 
 def _read_teacher(
-    config: Config, num_classes: int, source: Source | None = None
+    path: str | None, config: Config, num_classes: int, source: Source | None = None
 ) -> tuple[Frozen, Callable[[LayerLoop | None], TeacherFn], int]:
     """Returns the teacher's parameters, its function, and its multiply-accumulates per image.
 
@@ -179,27 +180,24 @@ def _read_teacher(
 
     Its logits are in the order of the classes of `source`, if both have names.
     """
-    path = config.distillation.teacher
     assert path is not None
 
     def read() -> Weights:
         try:
             return read_weights(path, dtype=config.model.dtype)
         except WeightsError as error:
-            raise WeightsError(
-                f"distillation.teacher: {error.got}", error.expected, error.fix
-            ) from None
+            raise WeightsError(f"task.teacher: {error.got}", error.expected, error.fix) from None
 
     weights = read()
     if weights.num_classes != num_classes or weights.missing:
         raise WeightsError(
-            f"distillation.teacher: a teacher with {weights.num_classes} classes in {path}",
+            f"task.teacher: a teacher with {weights.num_classes} classes in {path}",
             f"the {num_classes} classes of the data",
             "fine-tune the teacher on this dataset first",
         )
     columns = None
     if source is not None:
-        model, names = f"distillation.teacher {path}", weights.class_names or ()
+        model, names = f"task.teacher {path}", weights.class_names or ()
         columns = head_columns(source.class_names, names, data=source.name, model=model)
     image_size = weights.image_size
     options, state = weights.options, nnx.state(weights.model)

@@ -3,7 +3,8 @@
 from typing import Any, Literal
 
 from vit_jax.config.data import SourceKind
-from vit_jax.config.task import NO_ERASING, TaskConfig, check_defaults
+from vit_jax.config.run import Config
+from vit_jax.config.task import NO_ERASING, TaskConfig, TaskName, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
@@ -34,7 +35,7 @@ class ZeroShotDatasetConfig(Section):
     label_key: str | None = option(None)
 
 
-class ImageTextConfig(Section):
+class ImageTextConfig(TaskConfig):
     """Learning which text belongs to which image, with a pair of towers.
 
     LiT locks the image tower: optimizer.freeze=["image/.*"]. A locked tower is not run backward and
@@ -43,6 +44,8 @@ class ImageTextConfig(Section):
     Source: arXiv:2103.00020 (CLIP), 2303.15343 (SigLIP), 2111.07991 (LiT).
     """
 
+    name: TaskName = option("image_text")
+    """Pairs of images and texts: the model learns which text belongs to which image."""
     loss: Literal["softmax", "sigmoid"] = option("softmax")
     """softmax: find the text of each image, and the image of each text, in the batch, as in CLIP
     and LiT. sigmoid: decide for each image and each text whether they are a pair, as in SigLIP.
@@ -54,38 +57,37 @@ class ImageTextConfig(Section):
     zero-shot accuracy is measured whenever `evaluation.splits` are evaluated.
     """
 
+    augments = NO_ERASING
+    uses_labels = False
+    uses_captions = True
 
-def _check(config: Any) -> None:
-    if not hasattr(config.model, "text"):
-        raise ConfigError(
-            f"is {config.model.name!r}, {config.model.kind}, with task image_text",
-            "a pair of towers, e.g. 'LiT-ViT-B/16'",
-            "use one of them; init_from fills its image tower from an image model",
-            key="model.name",
-        )
-    check_defaults(config, _UNUSED, "task image_text")
-    section: ImageTextConfig = config.image_text
-    if section.loss == "softmax" and config.model.bias_init is not None:
-        raise ConfigError(
-            f"is {config.model.bias_init:g} with image_text.loss=softmax, in which a bias cancels",
-            "None",
-            "set model.bias_init=none, or image_text.loss=sigmoid",
-            key="model.bias_init",
-        )
-    first, largest = config.model.temperature_init, section.max_temperature
-    if largest is not None and first > largest:
-        raise ConfigError(
-            f"is {first:g} with image_text.max_temperature={largest:g}",
-            f"at most {largest:g}",
-            "change one of the two",
-            key="model.temperature_init",
-        )
+    @property
+    def evaluates_datasets(self) -> bool:
+        return bool(self.zeroshot)
 
-
-TASK = TaskConfig(
-    sections={"image_text": ImageTextConfig},
-    augments=NO_ERASING,
-    check=_check,
-    uses_labels=False,
-    uses_captions=True,
-)
+    def check_run(self, config: Config) -> None:
+        super().check_run(config)
+        model: Any = config.model
+        if not hasattr(model, "text"):
+            raise ConfigError(
+                f"is {model.name!r}, {model.kind}, with task image_text",
+                "a pair of towers, e.g. 'LiT-ViT-B/16'",
+                "use one of them; init_from fills its image tower from an image model",
+                key="model.name",
+            )
+        check_defaults(config, _UNUSED, "task image_text")
+        if self.loss == "softmax" and model.bias_init is not None:
+            raise ConfigError(
+                f"is {model.bias_init:g} with task.loss=softmax, in which a bias cancels",
+                "None",
+                "set model.bias_init=none, or task.loss=sigmoid",
+                key="model.bias_init",
+            )
+        first, largest = model.temperature_init, self.max_temperature
+        if largest is not None and first > largest:
+            raise ConfigError(
+                f"is {first:g} with task.max_temperature={largest:g}",
+                f"at most {largest:g}",
+                "change one of the two",
+                key="model.temperature_init",
+            )

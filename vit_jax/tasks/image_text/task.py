@@ -53,9 +53,10 @@ class ImageText(Task):
     A locked image tower is not trained and has no dropout.
     """
 
+    section: ImageTextConfig
+
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         super().__init__(config, data, platform=platform)
-        self.section: ImageTextConfig = config.image_text
         self.is_locked = locks_images(config.optimizer, self.abstract)
         self.train_preprocessing, self.eval_preprocessing = captioned_images(config, data)
         self.splits_exactly = False  # Each microbatch would be computed twice.

@@ -21,7 +21,7 @@ from vit_jax.evaluation.embeddings import EvaluatedImages
 from vit_jax.evaluation.prompts import read_class_names, read_templates
 from vit_jax.evaluation.zeroshot import evaluate_zero_shot
 from vit_jax.parallel.mesh import host_rows
-from vit_jax.tasks.image_text.config import ZeroShotDatasetConfig
+from vit_jax.tasks.image_text.config import ImageTextConfig, ZeroShotDatasetConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,8 @@ class ZeroShotEvaluator:
     """
 
     def __init__(self, config: Config, graphdef: nnx.GraphDef, mesh: Mesh, batch_size: int):
-        self._graphdef, section = graphdef, config.image_text
+        self._graphdef, section = graphdef, config.task
+        assert isinstance(section, ImageTextConfig)
         self._tokenizer = build_captions(
             config.data.captions.replace(templates=(), feature=None),
             config.model.text,  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,17 +2,20 @@
 
 from typing import Any
 
-from vit_jax.config.task import NO_ERASING, TaskConfig, check_defaults, check_without_labels
+from vit_jax.config.run import Config
+from vit_jax.config.task import NO_ERASING, TaskName, UnlabelledConfig, check_defaults
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section, option
+from vit_jax.schema import option
 
 
-class MaeConfig(Section):
+class MaeConfig(UnlabelledConfig):
     """Masked autoencoder: encode the visible patches, decode the pixels of the hidden ones.
 
     Source: arXiv:2111.06377; defaults from Table 1 and appendix A.1.
     """
 
+    name: TaskName = option("mae")
+    """Masked autoencoding: the model learns the pixels of hidden patches."""
     mask_ratio: float = option(0.75, above=0, below=1)
     """Fraction of an image's patches that are hidden. The encoder does not compute them."""
     normalize_pixels: bool = option(True)
@@ -26,6 +29,9 @@ class MaeConfig(Section):
     decoder_heads: int = option(16, at_least=1)
     """Number of attention heads of the decoder."""
 
+    augments = NO_ERASING
+    own_parameters = ("decoder/.*",)
+
     def check(self) -> None:
         if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
             raise ConfigError(
@@ -35,24 +41,15 @@ class MaeConfig(Section):
                 key="decoder_width",
             )
 
-
-def _check(config: Any) -> None:
-    check_without_labels(config, "mae")
-    reason = "task mae, in which an encoder sees a part of the patches"
-    check_defaults(config, ("model.position_placement",), reason)
-    if config.model.position_embedding == "relative":
-        raise ConfigError(
-            f"is 'relative' with {reason}",
-            "learned_1d, learned_2d, sincos_2d, sincos_2d_mae, rope_2d or none",
-            "use one of them; the authors have sincos_2d_mae",
-            key="model.position_embedding",
-        )
-
-
-TASK = TaskConfig(
-    sections={"mae": MaeConfig},
-    augments=NO_ERASING,
-    check=_check,
-    own_parameters=("decoder/.*",),
-    uses_labels=False,
-)
+    def check_run(self, config: Config) -> None:
+        super().check_run(config)
+        reason = "task mae, in which an encoder sees a part of the patches"
+        check_defaults(config, ("model.position_placement",), reason)
+        model: Any = config.model
+        if model.position_embedding == "relative":
+            raise ConfigError(
+                f"is 'relative' with {reason}",
+                "learned_1d, learned_2d, sincos_2d, sincos_2d_mae, rope_2d or none",
+                "use one of them; the authors have sincos_2d_mae",
+                key="model.position_embedding",
+            )

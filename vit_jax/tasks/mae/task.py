@@ -25,6 +25,7 @@ from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig
 from vit_jax.tasks.collapse import METRIC, feature_std
 from vit_jax.tasks.image_task import ImageTask
+from vit_jax.tasks.mae.config import MaeConfig
 from vit_jax.tasks.mae.model import MaskedAutoencoder
 from vit_jax.tasks.task import DataInfo, Metrics
 
@@ -32,8 +33,10 @@ from vit_jax.tasks.task import DataInfo, Metrics
 _EVAL_SEED = 0
 
 
-class MaskedAutoencoding(ImageTask):
+class Mae(ImageTask):
     """Predicts the pixels of hidden patches. Labels of the data are not used."""
+
+    section: MaeConfig
 
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         super().__init__(config, data, platform=platform)
@@ -41,7 +44,7 @@ class MaskedAutoencoding(ImageTask):
         self.num_patches = model.tokens - model.num_prefix
         # What encoder and decoder keep, as a multiple of an encoder that sees all patches.
         encoder = (model.num_prefix + model.num_visible) / model.tokens
-        decoder = config.mae.decoder_width * config.mae.decoder_depth
+        decoder = self.section.decoder_width * self.section.decoder_depth
         self.activations = encoder + decoder / (shape.width * shape.depth)
 
     def build(self, key: jax.Array) -> MaskedAutoencoder:
@@ -64,7 +67,7 @@ class MaskedAutoencoding(ImageTask):
         pixels, features = model.reconstruct(batch["image"], order, key=key)
         # A batch without target images has inputs that are targets, too.
         images, patch = batch.get("target_image", batch["image"]), model.patch_embedding.patch_size
-        target = pixel_targets(images, patch, normalize=self.config.mae.normalize_pixels)
+        target = pixel_targets(images, patch, normalize=self.section.normalize_pixels)
         return hidden_losses(pixels, target, hidden_patches(order, model.num_visible)), features
 
     def loss(self, params: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], Metrics]:
@@ -86,9 +89,10 @@ def build_autoencoder(
     config: Config, *, key: jax.Array, platform: str | None = None
 ) -> MaskedAutoencoder:
     """Makes the model of a run of this task."""
+    assert isinstance(config.task, MaeConfig)
     return MaskedAutoencoder(
         config.model,  # pyright: ignore[reportArgumentType]
-        config.mae,
+        config.task,
         image_size=config.data.image_size,
         platform=platform,
         rngs=nnx.Rngs(params=key),

@@ -1,18 +1,18 @@
-"""Config section of masked patch prediction, and options that it does not support."""
+"""Config section of masked patch prediction."""
 
-from typing import Any
-
-from vit_jax.config.task import NO_ERASING, TaskConfig, check_without_labels
+from vit_jax.config.task import NO_ERASING, TaskName, UnlabelledConfig
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section, option
+from vit_jax.schema import option
 
 
-class MaskedPatchesConfig(Section):
+class MaskedPatchesConfig(UnlabelledConfig):
     """Masked patch prediction: corrupt patch embeddings and predict the patches' mean colours.
 
     Source: arXiv:2010.11929, B.1.2.
     """
 
+    name: TaskName = option("masked_patches")
+    """Masked patch prediction: the model learns the mean colours of corrupted patches."""
     corrupt: float = option(0.5, above=0, at_most=1)
     """Fraction of an image's patches that are corrupted and predicted."""
     mask: float = option(0.8, at_least=0, at_most=1)
@@ -23,6 +23,9 @@ class MaskedPatchesConfig(Section):
     """
     bits: int = option(3, at_least=1, at_most=5)
     """Bits per colour channel; 3 gives 8 levels per channel and 8 * 8 * 8 colours."""
+
+    augments = NO_ERASING
+    own_parameters = ("mask_token", "head/.*")  # The head predicts colours.
 
     @property
     def num_colours(self) -> int:
@@ -37,17 +40,3 @@ class MaskedPatchesConfig(Section):
                 "lower one; the rest of the corrupted patches keep their embedding",
                 key="mask",
             )
-
-
-def _check(config: Any) -> None:
-    check_without_labels(config, "masked_patches")
-
-
-# The head predicts colours, not classes of images.
-TASK = TaskConfig(
-    sections={"masked_patches": MaskedPatchesConfig},
-    augments=NO_ERASING,
-    check=_check,
-    own_parameters=("mask_token", "head/.*"),
-    uses_labels=False,
-)

@@ -35,10 +35,12 @@ _EVAL_SEED = 0
 class MaskedPatches(ImageTask):
     """Predicts the mean colours of corrupted patches. Labels of the data are not used."""
 
+    section: MaskedPatchesConfig
+
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
-        super().__init__(
-            config, data, platform=platform, num_outputs=config.masked_patches.num_colours
-        )
+        assert isinstance(config.task, MaskedPatchesConfig)
+        outputs = config.task.num_colours
+        super().__init__(config, data, platform=platform, num_outputs=outputs)
         self.stride = config.data.image_size // self.abstract.grid[0]
 
     def build(self, key: jax.Array) -> "MaskedViT":
@@ -53,14 +55,14 @@ class MaskedPatches(ImageTask):
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         images = self.images(batch, step)
         keys = jax.random.split(self.random_key("corruption", step), len(images))
-        return corrupted_batch(images, keys, self.config.masked_patches, self.stride)
+        return corrupted_batch(images, keys, self.section, self.stride)
 
     def loss(self, params: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], Metrics]:
         logits = self.model(params).predict(batch, key=key)
         return corrupted_loss(logits, batch["colour"], batch["corrupted"]), {}
 
     def eval_step(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
-        ready = evaluation_batch(batch["image"], self.config.masked_patches, self.stride)
+        ready = evaluation_batch(batch["image"], self.section, self.stride)
         logits = self.model(params).predict(ready)
         counted = ready["corrupted"] & batch["mask"][:, None]
         sums = prediction_sums(
@@ -78,10 +80,11 @@ class MaskedPatches(ImageTask):
 
 def build_masked_vit(config: Config, *, key: jax.Array, platform: str | None = None) -> "MaskedViT":
     """Makes the model of a run of this task."""
+    assert isinstance(config.task, MaskedPatchesConfig)
     side = config.data.image_size
     return MaskedViT(
         config.model,  # pyright: ignore[reportArgumentType]
-        num_classes=config.masked_patches.num_colours,
+        num_classes=config.task.num_colours,
         image_size=(side, side),
         platform=platform,
         rngs=nnx.Rngs(params=key),
