@@ -77,7 +77,7 @@ RECIPES = {
     ],
 }
 # transfer.py reads the model from the weights; these overrides stand in for them.
-TEACHER = ["distillation.teacher=WEIGHTS"]
+TEACHER = ["task.teacher=WEIGHTS"]
 WEIGHTS = {"transfer.py": ["init_from=WEIGHTS", "model.name=ViT-Mini/4", "data.image_size=32"]}
 CASES = [(name, arg) for name, args in RECIPES.items() for arg in args]
 # One recipe of each kind is traced in the default set, all of them in the slow set.
@@ -172,7 +172,7 @@ def test_mae_follows_its_table_8(arg, model, epochs):
     assert (config.model.name, config.train_epochs) == (model, epochs)
     assert config.optimizer.learning_rate == pytest.approx(2.4e-3)
     assert config.optimizer.options == {"b2": 0.95}
-    assert (config.mae.decoder_width, config.mae.decoder_depth) == (512, 8)
+    assert (config.task.decoder_width, config.task.decoder_depth) == (512, 8)
     tuned = load("mae.py", f"{arg.split(',')[0]},finetune")
     assert tuned.optimizer.layer_decay == (0.65 if model == "ViT-B/16" else 0.75)
     assert tuned.optimizer.learning_rate == pytest.approx(2e-3 if model == "ViT-B/16" else 4e-3)
@@ -236,8 +236,8 @@ def test_the_patient_student_follows_the_authors_config():
         "data.global_batch_size": 4096, "data.image_size": 224, "data.train_split": "train[:98%]",
         "data.augment.crop": "inception", "data.augment.flip": True,
         "data.augment.erasing_probability": 0.0, "mixing.mixup_alpha": 1.0,
-        "mixing.cutmix_alpha": 0.0, "distillation.targets": "soft",
-        "distillation.temperature": 1.0, "distillation.alpha": 1.0, "distillation.token": False,
+        "mixing.cutmix_alpha": 0.0, "task.targets": "soft",
+        "task.temperature": 1.0, "task.alpha": 1.0, "task.token": False,
     }  # fmt: skip
     assert settings(config, *wanted) == list(wanted.values())
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from imagenet_stand_ins import objectnet, picture, prepare
 from processes import user_error
-from vit_jax.tasks.label_losses import make_loss
 from weight_files import random_loaded
 
 from vit_jax.__main__ import main
@@ -25,7 +24,7 @@ from vit_jax.data.preprocess import preprocess_of
 from vit_jax.errors import DataError
 from vit_jax.evaluation.classification import benchmark_outputs, example_outputs
 from vit_jax.interop.save import save
-from vit_jax.tasks.classification.config import LossConfig
+from vit_jax.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 
 # The labels of the stand-ins.
 SINGLE = [3, 999, 6, 11]
@@ -54,7 +53,7 @@ def test_one_label_is_ordinary_classification():
     mask = jnp.asarray(rng.random(20) < 0.7)
     right = labels[:, None] == jnp.arange(8)[None]
     found = benchmark_outputs(logits, right, jnp.ones((20, 8), bool), mask)
-    want = example_outputs(logits, labels, mask, make_loss(LossConfig()))
+    want = example_outputs(logits, labels, mask, SoftmaxCrossEntropy())
     assert found.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5)

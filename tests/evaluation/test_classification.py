@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import scipy.special
 from flax import nnx
-from vit_jax.tasks.label_losses import make_loss
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.evaluation.classification import PredictionTotals, example_outputs
 from vit_jax.evaluation.loop import evaluate, jit_eval_step
+from vit_jax.losses.sigmoid_cross_entropy import SigmoidCrossEntropy
+from vit_jax.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import parameter_shardings
-from vit_jax.tasks.classification.config import LossConfig
 from vit_jax.tasks.classification.task import Classification
 
 SIDE, PIXELS = 2, 12
@@ -44,7 +44,7 @@ def run(model: nnx.Module, batches, loss=None, totals=None) -> dict[str, float]:
     params = nnx.to_pure_dict(state)
     task = Classification.__new__(Classification)  # Without a config: any model will do.
     task.graphdef, task.by_class = graphdef, False
-    task.eval_loss = make_loss(loss or LossConfig())
+    task.eval_loss = loss or SoftmaxCrossEntropy()
     jitted = jit_eval_step(task.eval_step, mesh, parameter_shardings(params, mesh))
     return evaluate(jitted, params, batches, mesh, totals or PredictionTotals())
 
@@ -125,7 +125,7 @@ def test_a_batch_of_only_masked_rows_changes_nothing(examples):
 
 def test_the_loss_is_the_configured_one(examples):
     images, labels, kernel, logits = examples
-    found = run(Linear(kernel), cut(images, labels, 16), LossConfig(name="sigmoid_cross_entropy"))
+    found = run(Linear(kernel), cut(images, labels, 16), SigmoidCrossEntropy())
     target = np.eye(10)[labels]
     losses = np.where(target == 1, np.log1p(np.exp(-logits)), np.log1p(np.exp(logits)))
     np.testing.assert_allclose(found["loss"], losses.sum(axis=1).mean(), rtol=1e-5)
@@ -154,7 +154,7 @@ def test_top_5_is_measured_only_with_more_than_five_classes(num_classes, has_top
     totals = PredictionTotals(num_classes=num_classes)
     logits, labels = jnp.eye(num_classes), jnp.arange(num_classes)
     mask = jnp.ones(num_classes, bool)
-    totals.add(jax.device_get(example_outputs(logits, labels, mask, make_loss(LossConfig()))))
+    totals.add(jax.device_get(example_outputs(logits, labels, mask, SoftmaxCrossEntropy())))
     found = totals.metrics()
     assert found["accuracy_top1"] == 1
     assert ("accuracy_top5" in found) == has_top5

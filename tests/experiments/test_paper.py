@@ -24,14 +24,14 @@ STAGES = {
 SETTINGS = {
     # Section B.1.2.
     ("masked_patches", "pretrain/masked"): {
-        "task": "masked_patches", "model.name": "ViT-B/16", "data.name": "jft",
+        "task.name": "masked_patches", "model.name": "ViT-B/16", "data.name": "jft",
         "train_steps": 1_000_000, "data.global_batch_size": 4096, "optimizer.learning_rate": 2e-4,
         "optimizer.schedule.warmup_steps": 10_000, "optimizer.schedule.decay": "cosine",
-        "masked_patches.corrupt": 0.5, "masked_patches.mask": 0.8, "masked_patches.random": 0.1,
-        "masked_patches.num_colours": 512,
+        "task.corrupt": 0.5, "task.mask": 0.8, "task.random": 0.1,
+        "task.num_colours": 512,
     },
     ("masked_patches", "final/imagenet2012/masked/seed0"): {
-        "task": "classification", "data.image_size": 384,
+        "task.name": "classification", "data.image_size": 384,
         "evaluation.splits": {"test": "validation"},
     },
     ("transfer", "pretrain/L-16"): {"data.name": "imagenet21k"},

@@ -94,7 +94,7 @@ def test_a_run_without_a_moving_average_is_loaded_from_its_parameters(run, copie
 
 
 def test_the_head_of_a_masked_patches_run_is_left_out(copied):
-    change_config(copied, task="masked_patches")
+    change_config(copied, task={"name": "masked_patches"})
     loaded = load(copied)
     assert loaded.num_classes == 0
     assert loaded.report.names(Status.LEFT_OUT) == ["head/linear/bias", "head/linear/kernel"]

@@ -140,8 +140,7 @@ def learned(kind: str, mesh: dict[str, int], parts: int) -> dict[str, Any]:
     sizes = {"width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
     program = small_program(
         mesh,
-        task="image_text",
-        image_text={"loss": kind},
+        task={"name": "image_text", "loss": kind},
         model={
             "name": "CLIP-ViT-Ti/8" if kind == "softmax" else "SigLIP-ViT-Ti/8",
             "image": {"name": "ViT-Ti/8", **sizes},

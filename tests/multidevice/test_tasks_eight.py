@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.multidevice, pytest.mark.slow]
 STEPS = 3
 VIT = {"name": "ViT-Ti/4", "width": 32, "depth": 2, "mlp_dim": 64, "num_heads": 2}
 DINO = {
+    "name": "dino",
     "local_crops": 1, "local_size": 8, "prototypes": 16, "head_width": 32, "bottleneck": 8,
     "momentum": 0.9, "teacher_temperature": 0.2,
 }  # fmt: skip
@@ -30,12 +31,15 @@ TASKS = {
         "data": {"sequence_length": 16, "eval_crop": "resize", "augment": {"flip": False}},
         "optimizer": FAST,
     },
-    "masked_patches": {"task": "masked_patches", "accumulation_steps": 2, "optimizer": FAST},
-    "mae": {"task": "mae", "mae": {"decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}},
-    "dino": {"task": "dino", "dino": DINO},
+    "masked_patches": {
+        "task": {"name": "masked_patches"},
+        "accumulation_steps": 2,
+        "optimizer": FAST,
+    },
+    "mae": {"task": {"name": "mae", "decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}},
+    "dino": {"task": DINO},
     "dino with Sinkhorn and iBOT": {
-        "task": "dino",
-        "dino": {**DINO, "centring": "sinkhorn", "ibot_weight": 1.0},
+        "task": {**DINO, "centring": "sinkhorn", "ibot_weight": 1.0},
     },
 }
 
@@ -99,7 +103,7 @@ def batch_of(program: Any, step: int) -> dict[str, Any]:
     import numpy as np
 
     batch, rng = program.at(step).example_batch(step), np.random.default_rng(step)
-    if program.config.task == "masked_patches":
+    if program.config.task.name == "masked_patches":
         batch["image"] = few_colours()[:16]
     if "masked" in batch:
         batch["masked"] = rng.random(batch["masked"].shape) < 0.3

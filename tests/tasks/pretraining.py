@@ -14,7 +14,7 @@ from vit_jax.train.signals import StopSignals
 def fine_tune(content, config, pretrained, folder, **changes):
     """Trains one step of classification from a run; returns its config and its init.json."""
     usual = {
-        "task": "classification",
+        "task": {"name": "classification"},
         "model": {"name": "auto"},
         "optimizer": {"learning_rate": 1e-3},
         "init_from": str(pretrained),
@@ -22,7 +22,6 @@ def fine_tune(content, config, pretrained, folder, **changes):
         "evaluation": {"splits": {}},
     }
     tuned = {**content, **usual, **changes}
-    tuned.pop(config.task, None)
     tuned["data"] = tuned["data"] | {"image_size": 32, "data_dir": config.data.data_dir}
     path = folder / "config.py"
     path.write_text(f"def get_config():\n    return {tuned!r}\n")

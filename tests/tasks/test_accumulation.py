@@ -18,12 +18,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # 
 SIZES = {"width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
 VIT = {"name": "ViT-Ti/4", **SIZES}
 DINO = {
+    "name": "dino",
     "local_crops": 1, "local_size": 8, "prototypes": 16, "head_width": 16, "bottleneck": 8,
     "teacher_temperature": 0.2, "distort": False,
 }  # fmt: skip
+MAE = {"name": "mae", "decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}
 TEXT = {**SIZES, "vocabulary_size": 20, "context_length": 8}
 PAIRS = {
-    "task": "image_text",
     "model": {"name": "LiT-ViT-Ti/4", "image": VIT, "text": TEXT},
     "data": {"captions": {"tokenizer": "synthetic"}},
 }
@@ -34,24 +35,25 @@ RUNS = {
         "model": {**VIT, "pooling": "map", "position_grid": 2},
         "data": {"sequence_length": 16, "eval_crop": "resize"},
     },
-    "masked_patches": {"task": "masked_patches"},
-    "distillation": {"task": "distillation"},
-    "mae": {"task": "mae", "mae": {"decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}},
-    "dino": {"task": "dino", "dino": DINO},
-    "dino, iBOT": {"task": "dino", "dino": {**DINO, "ibot_weight": 1.0}},
-    "dino, Sinkhorn": {"task": "dino", "dino": {**DINO, "centring": "sinkhorn"}},
+    "masked_patches": {"task": {"name": "masked_patches"}},
+    "distillation": {"task": {"name": "distillation"}},
+    "mae": {"task": MAE},
+    "dino": {"task": DINO},
+    "dino, iBOT": {"task": {**DINO, "ibot_weight": 1.0}},
+    "dino, Sinkhorn": {"task": {**DINO, "centring": "sinkhorn"}},
     "dino, iBOT, Sinkhorn": {
-        "task": "dino",
-        "dino": {**DINO, "centring": "sinkhorn", "ibot_weight": 1.0},
+        "task": {**DINO, "centring": "sinkhorn", "ibot_weight": 1.0},
     },
-    "image_text, softmax": {**PAIRS, "image_text": {"loss": "softmax"}},
-    "image_text, sigmoid": {**PAIRS, "image_text": {"loss": "sigmoid"}},
+    "image_text, softmax": {**PAIRS, "task": {"name": "image_text", "loss": "softmax"}},
+    "image_text, sigmoid": {**PAIRS, "task": {"name": "image_text", "loss": "sigmoid"}},
 }
 _MOST_COMPARED = "dino, iBOT, Sinkhorn"  # The others are slow tests.
 
 
 def test_every_task_is_here():
-    assert {run.get("task", "classification") for run in RUNS.values()} == set(TASKS)
+    assert {run.get("task", {"name": "classification"})["name"] for run in RUNS.values()} == set(
+        TASKS
+    )
 
 
 def spread(tree, seed):
@@ -72,7 +74,7 @@ def test_microbatches_have_the_loss_and_the_gradient_of_the_batch(name, tmp_path
     if name == "distillation":
         weights = tmp_path / "teacher"
         random_weights(weights, num_classes=10, image_size=(16, 16))
-        content["distillation"] = {"teacher": str(weights), "targets": "soft"}
+        content["task"] = {"name": name, "teacher": str(weights), "targets": "soft"}
     program = small_program({}, **content)
     task, state, rng = program.task, program.init(), np.random.default_rng(0)
     batch = program.example_batch(0)

@@ -7,12 +7,11 @@ import pytest
 from flax import nnx
 from sklearn.utils.class_weight import compute_class_weight
 from small_config import small_mapping
-from vit_jax.tasks.label_losses import class_weights
 
 from vit_jax.config.run import Config
 from vit_jax.data.sources import TfdsSource
 from vit_jax.errors import DataError
-from vit_jax.tasks.classification.task import Classification
+from vit_jax.tasks.classification.task import Classification, class_weights
 from vit_jax.tasks.task import DataInfo
 from vit_jax.train.inputs import count_classes
 

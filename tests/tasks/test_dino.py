@@ -37,11 +37,10 @@ SECTION = {
 LAST_LAYER = "projector/prototypes/kernel"
 
 
-def mapping(dino=None, **changes):
+def mapping(section=None, **changes):
     content = run_mapping(
         6,
-        task="dino",
-        dino=SECTION | (dino or {}),
+        task={"name": "dino"} | SECTION | (section or {}),
         model=MODEL,
         optimizer={
             "learning_rate": 1e-2, "weight_decay": 0.04, "end_weight_decay": 0.4,
@@ -113,11 +112,11 @@ def test_a_warmup_in_steps_raises_the_temperature_linearly(config):
 def test_a_warmup_in_epochs_changes_the_temperature_once_an_epoch(config):
     """Epochs of 3 whole batches; np.linspace(0.04, 0.07, 4), then 0.07."""
     warmup = {"temperature_warmup_steps": None, "temperature_warmup_epochs": 4.0}
-    section = config.dino.replace(**warmup, teacher_temperature=0.07)
-    temperature = teacher_temperature(config.replace(dino=section), DataInfo(10, num_examples=50))
+    section = config.task.replace(**warmup, teacher_temperature=0.07)
+    temperature = teacher_temperature(config.replace(task=section), DataInfo(10, num_examples=50))
     found = [round(float(temperature(step)), 4) for step in range(0, 15)]
     assert found == [0.04] * 3 + [0.05] * 3 + [0.06] * 3 + [0.07] * 6
-    constant = config.replace(dino=section.replace(temperature_warmup_epochs=None))
+    constant = config.replace(task=section.replace(temperature_warmup_epochs=None))
     assert float(teacher_temperature(constant, DataInfo(10))(0)) == pytest.approx(0.07)
 
 
@@ -130,8 +129,8 @@ def test_crops_lie_inside_the_image_and_have_the_areas(config, monkeypatch):
         return part(self, box, shrink)
 
     monkeypatch.setattr(EncodedImage, "part", noted)
-    section = config.dino.replace(local_crops=6, ibot_weight=1.0)
-    made = crop_preprocessing(config.replace(dino=section), (4, 4))
+    section = config.task.replace(local_crops=6, ibot_weight=1.0)
+    made = crop_preprocessing(config.replace(task=section), (4, 4))
     pixels = np.broadcast_to(np.array([7, 130, 250], np.uint8), (50, 70, 3))
     example = Example(encode_plain(np.ascontiguousarray(pixels)), 0, "a")
     rows = [made.make_row(example, np.random.default_rng(seed)) for seed in (0, 0, 1)]

@@ -47,8 +47,8 @@ def teacher(tmp_path_factory):
 
 
 def config_of(teacher, **changes):
-    section = {"teacher": str(teacher), **changes.pop("distillation", {})}
-    content = run_mapping(6, size=8, task="distillation", distillation=section, model=TINY)
+    task = {"name": "distillation", "teacher": str(teacher), **changes.pop("task", {})}
+    content = run_mapping(6, size=8, task=task, model=TINY)
     return Config.from_mapping(content | changes)
 
 
@@ -81,7 +81,7 @@ def test_the_hard_loss_by_hand():
 def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     """Images are mixed, and the teacher sees the mixed images, resized to 16 pixels."""
     section = {"targets": targets, "token": True, "alpha": 0.3}
-    config = config_of(teacher, distillation=section, mixing={"mixup_alpha": 0.2})
+    config = config_of(teacher, task=section, mixing={"mixup_alpha": 0.2})
     program = program_of(config)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
@@ -152,7 +152,7 @@ def finished(teacher, digits_dir, tmp_path_factory):
     """A finished run with a distillation token, its config and its result."""
     folder = tmp_path_factory.mktemp("distillation") / "run"
     section = {"token": True, "targets": "hard"}
-    config = with_data(config_of(teacher, distillation=section), digits_dir)
+    config = with_data(config_of(teacher, task=section), digits_dir)
     return folder, config, train(config, folder, StopSignals())
 
 
@@ -165,7 +165,7 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
 
 def test_the_teacher_sees_the_students_crop_of_the_original_at_its_own_size(teacher):
     changes = augment(crop="inception", min_area=0.2, flip=False)
-    config = config_of(teacher, distillation=OWN_SIZE, **changes)
+    config = config_of(teacher, task=OWN_SIZE, **changes)
     preprocessing = program_of(config).task.train_preprocessing
     pixels = np.random.default_rng(1).integers(256, size=(40, 60, 3), dtype=np.uint8)
     example = Example(encode_plain(pixels), 3, "0")
@@ -179,7 +179,7 @@ def test_the_teacher_sees_the_students_crop_of_the_original_at_its_own_size(teac
 
 
 def test_images_of_student_and_teacher_are_flipped_and_mixed_alike(teacher):
-    mixed = config_of(teacher, distillation=OWN_SIZE, mixing={"mixup_alpha": 0.5})
+    mixed = config_of(teacher, task=OWN_SIZE, mixing={"mixup_alpha": 0.5})
     program = program_of(mixed)
     halves = np.random.default_rng(0).integers(256, size=(16, 1, 2, 3), dtype=np.uint8)
     batch = program.example_batch() | {
@@ -266,7 +266,7 @@ def test_new_classes_replace_both_heads(finished):
 )
 def test_the_step_of_the_recipe_can_be_traced(tmp_path, arg, classes):
     random_weights(tmp_path / "weights", num_classes=classes, image_size=(16, 16))
-    overrides = [f"distillation.teacher={tmp_path / 'weights'}"]
+    overrides = [f"task.teacher={tmp_path / 'weights'}"]
     if arg != "small":
         overrides += ["model.name=ViT-Ti/16", "data.image_size=32", "data.global_batch_size=8"]
     config = load_config(f"{ROOT}/configs/distillation.py:{arg}", overrides)
@@ -286,17 +286,17 @@ def test_a_teacher_with_other_classes_is_refused(tmp_path):
 def test_a_teacher_that_is_not_there_is_reported_under_its_key(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_config(f"{ROOT}/configs/distillation.py:small", [])
-    assert "'distillation.teacher' is not set with task distillation" in str(caught.value)
-    assert "add --config.distillation.teacher=PATH" in str(caught.value)
-    with pytest.raises(WeightsError, match=r"distillation.teacher: .*/gone does not exist"):
+    assert "'task.teacher' is not set with task distillation" in str(caught.value)
+    assert "add --config.task.teacher=PATH" in str(caught.value)
+    with pytest.raises(WeightsError, match=r"task.teacher: .*/gone does not exist"):
         program_of(config_of(tmp_path / "gone"))
 
 
 @pytest.mark.parametrize(
     ("section", "changes", "message"),
     [
-        ({"targets": "hard", "temperature": 2.0}, {}, "'distillation.temperature' is 2 with hard"),
-        ({"alpha": 1.5}, {}, "'distillation.alpha' is 1.5"),
+        ({"targets": "hard", "temperature": 2.0}, {}, "'task.temperature' is 2 with hard"),
+        ({"alpha": 1.5}, {}, "'task.alpha' is 1.5"),
         # Augmentations that depend on the image size.
         (OWN_SIZE, {"mixing": {"cutmix_alpha": 1.0}}, "mixing.cutmix_alpha"),
         (OWN_SIZE, augment(crop="pad"), "data.augment.crop"),
@@ -305,7 +305,7 @@ def test_a_teacher_that_is_not_there_is_reported_under_its_key(tmp_path):
 )
 def test_impossible_distillation_sections_are_config_errors(section, changes, message):
     with pytest.raises(ConfigError, match=message):
-        config_of("teacher", distillation=section, **changes)
+        config_of("teacher", task=section, **changes)
 
 
 @pytest.mark.slow

@@ -43,9 +43,11 @@ def vocabulary(tmp_path_factory):
     return str(path)
 
 
-def mapping(tokenizer="none", **changes):
+def mapping(tokenizer="none", task=None, **changes):
     evaluation = {"splits": {"test": "test[:20%]"}}
-    content = run_mapping(4, task="image_text", model=MODEL, evaluation=evaluation)
+    content = run_mapping(
+        4, task={"name": "image_text", **(task or {})}, model=MODEL, evaluation=evaluation
+    )
     templates = ("a photo of a {}", "the number {}")
     content["data"]["captions"] = {"tokenizer": tokenizer, "templates": templates}
     return content | changes
@@ -54,7 +56,7 @@ def mapping(tokenizer="none", **changes):
 @pytest.fixture(scope="module")
 def config(digits_dir, vocabulary):
     zeroshot = {"digits": {"name": "digits", "split": "test[:20%]", "prompts": ("the number {}",)}}
-    found = Config.from_mapping(mapping(vocabulary, image_text={"zeroshot": zeroshot}))
+    found = Config.from_mapping(mapping(vocabulary, task={"zeroshot": zeroshot}))
     return found.replace(data=found.data.replace(data_dir=str(digits_dir)))
 
 
@@ -96,7 +98,7 @@ def test_a_stopped_run_resumes_bit_for_bit_and_is_evaluated(config, tmp_path, mo
 def image_run(digits_dir, tmp_path_factory):
     """The folder of a trained image model."""
     content = mapping(
-        task="classification",
+        task={"name": "classification"},
         model=IMAGE,
         data={"name": "digits", "image_size": 16, "global_batch_size": 16,
               "data_dir": str(digits_dir)},
@@ -163,7 +165,8 @@ def test_gradients_flow_to_everything_but_locked_parameters(config):
 
 
 def test_the_temperature_is_limited_after_each_update(config):
-    content = config.to_mapping() | {"image_text": {"max_temperature": 10.0}}
+    content = config.to_mapping()
+    content["task"]["max_temperature"] = 10.0
     program = program_of(Config.from_mapping(content))
     params = {"log_temperature": jnp.float32(5), "text": jnp.float32(7)}
     found = program.task.clamp(params)

@@ -35,7 +35,7 @@ SECTION = {"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2}
 
 
 def mapping(**changes):
-    return run_mapping(30, task="mae", mae=SECTION, model=MODEL) | changes
+    return run_mapping(30, task={"name": "mae", **SECTION}, model=MODEL) | changes
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ MODEL = {
 
 
 def mapping(**changes):
-    return run_mapping(60, task="masked_patches", model=MODEL) | changes
+    return run_mapping(60, task={"name": "masked_patches"}, model=MODEL) | changes
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
     assert found["accuracy_top5"] == want["accuracy_top5"]
     assert found["accuracy_top1"] == want["accuracy_top1"]
     assert found["loss"] == pytest.approx(want["loss"], rel=1e-5)
-    section = program.config.masked_patches
+    section = program.config.task
 
     @jax.jit
     def look(params, images):

@@ -34,7 +34,7 @@ attend_packed = pallas_attention.attend_packed
 
 def config_of(data_dir=None, train_steps=2, **changes):
     mapping = run_mapping(train_steps, size=8)
-    if changes.get("task") == "dino":
+    if changes.get("task", {}).get("name") == "dino":
         del mapping["data"]["augment"]
     mapping["data"] |= {"data_dir": None if data_dir is None else str(data_dir)}
     mapping["data"] |= {"global_batch_size": 8} | changes.pop("data", {})
@@ -182,9 +182,9 @@ def test_the_comparison_takes_two_steps_of_the_grid_that_the_run_has():
         ({"flexible": {"patch_sizes": [2, 8]},
           "model": {"patch_kernel_size": 8, "position_grid": 4}}, {2, 5, 17}),
         # One visible patch for the encoder; its decoder has them all.
-        ({"task": "mae", "mae": {"mask_ratio": 0.75, "decoder_width": 16, "decoder_heads": 2,
+        ({"task": {"name": "mae", "mask_ratio": 0.75, "decoder_width": 16, "decoder_heads": 2,
                                  "decoder_depth": 1}}, {2, 5}),
-        ({"task": "dino", "dino": {"local_crops": 1, "local_size": 4, "prototypes": 8,
+        ({"task": {"name": "dino", "local_crops": 1, "local_size": 4, "prototypes": 8,
                                    "head_width": 8, "bottleneck": 4}, "evaluation": {}}, {2, 5}),
         # Sequences of patches have a number of tokens for each image, which XLA's attention takes.
         ({"data": {"sequence_length": 4}, "model": {"position_grid": 2}}, set()),

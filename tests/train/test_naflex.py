@@ -108,8 +108,8 @@ def test_the_shapes_of_a_batch_are_those_of_its_length():
         ),
         ({"data": {"eval_crop": "central"}}, r"'data.eval_crop' is 'central'"),
         (
-            {"task": "masked_patches", "model": {"pooling": "gap"}},
-            r"'task' is 'masked_patches'",
+            {"task": {"name": "masked_patches"}, "model": {"pooling": "gap"}},
+            r"'task.name' is 'masked_patches'",
         ),
     ],
 )

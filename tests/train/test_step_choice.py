@@ -204,7 +204,7 @@ def test_a_step_executes_its_layers_as_chosen(scan, remat, monkeypatch):
     ],
 )
 def test_a_task_says_whether_its_loss_splits_exactly(model, task, exact):
-    assert tiny(model=model, task=task).task.splits_exactly is exact
+    assert tiny(model=model, task={"name": task}).task.splits_exactly is exact
 
 
 @pytest.mark.slow

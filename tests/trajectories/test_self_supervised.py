@@ -14,10 +14,10 @@ FINETUNED = {"model.name": "ViT-B/4", **SMALL, **NO_DROPPED_PATHS}
 CROPS = {
     **SMALL,
     **NO_DROPPED_PATHS,
-    "dino.local_size": 32,
-    "dino.prototypes": 128,
-    "dino.head_width": 96,
-    "dino.bottleneck": 32,
+    "task.local_size": 32,
+    "task.prototypes": 128,
+    "task.head_width": 96,
+    "task.bottleneck": 32,
     "optimizer.learning_rate": 2e-3,
 }
 
@@ -39,9 +39,9 @@ def test_mae():
     sizes = {
         "model.name": "ViT-B/4",
         **SMALL,
-        "mae.decoder_width": 32,
-        "mae.decoder_depth": 2,
-        "mae.decoder_heads": 4,
+        "task.decoder_width": 32,
+        "task.decoder_depth": 2,
+        "task.decoder_heads": 4,
         "train_epochs": 15.0,
         "optimizer.schedule.warmup_epochs": 3.0,
         "optimizer.learning_rate": float(golden["learning_rate"]),
@@ -105,7 +105,7 @@ def test_ibot_with_sinkhorn():
 @pytest.mark.slow
 def test_ibot_with_a_centre():
     """The centre of patches is the mean of all patches, masked or not."""
-    check_ibot(ibot("ibot_centre", {"dino.centring": "mean"}))
+    check_ibot(ibot("ibot_centre", {"task.centring": "mean"}))
 
 
 def ibot(name, overrides):
@@ -116,9 +116,9 @@ def ibot(name, overrides):
             "model.name": "ViT-B/4",
             **CROPS,
             **NO_WARMUP,
-            "dino.local_crops": 2,
-            "dino.temperature_warmup_epochs": None,
-            "dino.teacher_temperature": 0.04,
+            "task.local_crops": 2,
+            "task.temperature_warmup_epochs": None,
+            "task.teacher_temperature": 0.04,
             "train_epochs": 8.0,
             "optimizer.clip_global_norm": None,
             "optimizer.freeze_epochs": 1.0,
@@ -138,9 +138,9 @@ def check_ibot(replay):
 
 def test_dino():
     overrides = {
-        "dino.temperature_warmup_epochs": None,
-        "dino.teacher_temperature": 0.04,
-        "dino.prototype_scale": False,
+        "task.temperature_warmup_epochs": None,
+        "task.teacher_temperature": 0.04,
+        "task.prototype_scale": False,
         **NO_WARMUP,
     }
     check_dino("dino", overrides)
@@ -148,7 +148,7 @@ def test_dino():
 
 def check_dino(name, overrides):
     golden = read_golden(name)
-    sizes = {"model.name": "ViT-S/4", **CROPS, "dino.local_crops": 3, "train_epochs": 10.0}
+    sizes = {"model.name": "ViT-S/4", **CROPS, "task.local_crops": 3, "train_epochs": 10.0}
     replay = Replay(golden, "dino.py:S/16", {**sizes, **overrides}, num_examples=24)
     losses, state = replay.train(at(draw_crops(replay, 30, 3)))
     replay.check(state.params, losses)
@@ -160,8 +160,8 @@ def check_dino(name, overrides):
 def test_dino_with_learned_lengths_of_prototypes_and_warmups():
     """The reference had the warmups of this project: linear in steps, of 4 and of 2 epochs."""
     overrides = {
-        "dino.temperature_warmup_epochs": None,
-        "dino.temperature_warmup_steps": 12,
+        "task.temperature_warmup_epochs": None,
+        "task.temperature_warmup_steps": 12,
         "optimizer.schedule.warmup_epochs": 2.0,
     }
     check_dino("dino_scale", overrides)

@@ -37,7 +37,7 @@ def test_deit3():
 @pytest.mark.slow
 def test_deit_with_hard_labels(linear_teacher):
     golden = read_golden("deit_hard")
-    overrides = VIT | NO_DEPTH | CONSTANT_RATE | {"distillation.teacher": "-"}
+    overrides = VIT | NO_DEPTH | CONSTANT_RATE | {"task.teacher": "-"}
     overrides |= {
         "data.augment.repeats": 1,
         "train_epochs": 15.0,
