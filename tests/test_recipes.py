@@ -117,7 +117,7 @@ def test_the_training_step_of_every_recipe_can_be_traced(name, arg):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
     assert metrics["train/loss"].shape == ()
     outputs = {"masked_patches": 512, "mae": 0, "dino": 0, "image_text": 0}.get(
-        config.task, num_classes
+        config.task.name, num_classes
     )
     if outputs:
         assert program.abstract.params["head"]["linear"]["bias"].shape == (outputs,)

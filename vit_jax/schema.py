@@ -214,7 +214,7 @@ def section_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> type
 
 def _name_for_section(name: str) -> ConfigError:
     """Returns the error for the name of a section's class in place of the section."""
-    return ConfigError(f"is {name!r}", "a section with a name", f"set {KEY}.name={name}")
+    return ConfigError(f"is {name!r}", "a section with a name", f"set {KEY}.name={name}", key="")
 
 
 def unknown_key(key: str, cls: type[Section]) -> ConfigError:

@@ -1,3 +1,4 @@
+import copy
 import json
 import re
 
@@ -6,7 +7,13 @@ from small_config import small_mapping as mapping
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.evaluation import EvaluationConfig
-from vit_jax.config.file import apply_overrides, load_config, override_key, parse_arg
+from vit_jax.config.file import (
+    apply_override_texts,
+    apply_overrides,
+    load_config,
+    override_key,
+    parse_arg,
+)
 from vit_jax.config.optimizer import ScheduleConfig
 from vit_jax.config.run import CheckpointConfig, Config
 from vit_jax.errors import ConfigError, FileError
@@ -297,6 +304,65 @@ def test_a_model_given_as_a_dict_comes_first_and_drops_the_sizes_of_the_file():
     assert content["model"] == {
         "name": "ViT-B/16", "pooling": "gap", "depth": 3, "num_heads": 8
     }  # fmt: skip
+
+
+def test_a_new_task_drops_the_keys_of_the_old_one_in_any_order(config_file):
+    """The loss of the file goes with the task that reads it."""
+    given = ["task.mask_ratio=0.6", "task.name=mae"]
+    content = mapping(task={"name": "dino", "local_crops": 2}, loss={"label_smoothing": 0.1})
+    for overrides in (given, given[::-1], ["task={'mask_ratio': 0.6, 'name': 'mae'}"]):
+        changed = copy.deepcopy(content)
+        apply_override_texts(changed, overrides)
+        assert changed["task"] == {"name": "mae", "mask_ratio": 0.6}
+        assert "loss" not in changed
+    changed = copy.deepcopy(content)
+    apply_override_texts(changed, ["loss.name=sigmoid_cross_entropy", "task.name=distillation"])
+    assert changed["loss"] == {"name": "sigmoid_cross_entropy", "label_smoothing": 0.1}
+    with pytest.raises(ConfigError, match="unknown config key 'loss' for a task without labels"):
+        load_config(str(config_file), [*given, "loss.name=sigmoid_cross_entropy"])
+
+
+def test_a_new_loss_drops_the_keys_of_the_old_one():
+    content = mapping(loss={"name": "sigmoid_cross_entropy", "mean_over_classes": True})
+    apply_override_texts(content, ["loss.label_smoothing=0.1", "loss.name=softmax_cross_entropy"])
+    assert content["loss"] == {"name": "softmax_cross_entropy", "label_smoothing": 0.1}
+
+
+def test_a_run_has_the_keys_of_its_task_only():
+    classes = Config.from_mapping(mapping()).to_mapping()
+    assert classes["task"] == {"name": "classification"}
+    assert classes["loss"]["name"] == "softmax_cross_entropy"
+    masked = Config.from_mapping(mapping(task={"name": "masked_patches"}))
+    assert "loss" not in masked.to_mapping()
+    assert Config.from_mapping(masked.to_mapping()) == masked
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("task=mae", "'task' is 'mae'; expected a section with a name; set task.name=mae"),
+        ("mae.mask_ratio=0.6", "'mae'.*set task.name=mae, and its other keys as task.KEY"),
+        ("task.mask_ratio=0.6", "'task.mask_ratio'.*set task.name=mae, which has it"),
+        ("task.name=maee", "'task.name' is 'maee' .*; expected one of classification"),
+        ("loss.binary_targets=True", "set loss.name=sigmoid_cross_entropy, which has it"),
+        ("model=ViT-B/16", "'model' is 'ViT-B/16'; .*; set model.name=ViT-B/16"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_one_line_that_says_the_right_one(override, words, config_file):
+    with pytest.raises(ConfigError, match=words):
+        load_config(str(config_file), [override])
+
+
+@pytest.mark.parametrize(
+    ("old", "words"),
+    [
+        ({"task": "mae"}, "set task.name=mae"),
+        ({"mae": {"mask_ratio": 0.6}}, "'mae'.*set task.name=mae"),
+    ],
+)
+def test_a_recipe_of_an_earlier_revision_is_told_what_to_write(old, words):
+    with pytest.raises(ConfigError, match=words):
+        Config.from_mapping(mapping() | old)
 
 
 def test_a_wrong_key_in_a_section_given_as_a_dict_is_named(config_file):

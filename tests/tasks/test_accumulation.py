@@ -51,9 +51,8 @@ _MOST_COMPARED = "dino, iBOT, Sinkhorn"  # The others are slow tests.
 
 
 def test_every_task_is_here():
-    assert {run.get("task", {"name": "classification"})["name"] for run in RUNS.values()} == set(
-        TASKS
-    )
+    names = {run["task"]["name"] for run in RUNS.values() if "task" in run}
+    assert names | {"classification"} == set(TASKS)
 
 
 def spread(tree, seed):

@@ -257,7 +257,7 @@ def _check_local_size(config: Config) -> None:
             f"is {section.local_size} with patches of {stride} pixels",
             f"a multiple of {stride}",
             f"e.g. {max(section.local_size // stride, 1) * stride}",
-            key="dino.local_size",
+            key="task.local_size",
         )
 
 

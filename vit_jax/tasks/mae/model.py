@@ -33,7 +33,7 @@ def num_visible(num_patches: int, mask_ratio: float) -> int:
             f"is {mask_ratio:g}, which {effect} of {num_patches} patches",
             "at least one visible and one hidden patch of an image",
             "change it, or use smaller patches",
-            key="mae.mask_ratio",
+            key="task.mask_ratio",
         )
     return count
 
