@@ -97,8 +97,10 @@ def section_keys(
         elif made is None or value is not None:
             yield from section_keys(inner, value, model, f"{key}.")
             if made is None:
-                for other in inner.named_classes().values():
-                    yield from section_keys(other, None, model, f"{key}.")
+                for choice, other in inner.named_classes().items():
+                    for found in section_keys(other, None, model, f"{key}."):
+                        meaning = f"With {key}.name={choice}. {found.meaning}"
+                        yield dataclasses.replace(found, meaning=meaning)
 
 
 def _key(name: str, field: FieldInfo, value: Any, *, has_value: bool) -> ConfigKey:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 else:
     TaskName = Literal[tuple(TASKS)]
 
+_USUAL = "classification"
 NO_ERASING = frozenset(AugmentConfig.model_fields) - {"erasing_probability"}
 """The keys of `data.augment` for tasks that do not erase a part of an image."""
 
@@ -38,7 +39,7 @@ class TaskConfig(Section):
         keeps_average: whether it keeps a moving average of the parameters itself, as its teacher.
     """
 
-    name: TaskName = option("classification")
+    name: TaskName = option(_USUAL)
     """What the model learns; `vit_jax/tasks` has a folder for each."""
 
     reads_loss: ClassVar[bool] = False
@@ -99,8 +100,9 @@ def task_class(section: Any) -> type[TaskConfig]:
         return type(section)
     if isinstance(section, str):
         raise ConfigError(f"is {section!r}", "a section", f"set task.name={section}", key="task")
-    name = "classification" if section is None else section.get("name", "classification")
-    return task_config(name) if name in TASKS else TaskConfig  # Raises the error for the name.
+    name = section.get("name", _USUAL) if isinstance(section, Mapping) else _USUAL
+    known = isinstance(name, str) and name in TASKS
+    return task_config(name) if known else TaskConfig  # Which raises the error for the name.
 
 
 def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
@@ -112,7 +114,7 @@ def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
         *path, leaf = key.split(".")
         section: Any = functools.reduce(getattr, path, config)
         value, usual = getattr(section, leaf), type(section).model_fields[leaf].default
-        if value != usual and (value or usual):  # Earlier versions had False for none.
+        if value != usual and (value or usual):  # False is none, too.
             raise ConfigError(f"is {value!r} with {reason}", repr(usual), "leave it out", key=key)
 
 
