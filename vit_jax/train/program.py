@@ -185,20 +185,22 @@ def build_program(
     `class_counts` is i64[C], training examples of each class, if the task needs them. A program
     that is only `planned` will not run here, so it may need more memory than there is.
     """
-    about = {
-        "num_classes": num_classes,
-        "num_examples": num_examples,
-        "class_counts": class_counts,
-        "source": source,
-        "planned": planned,
-    }
-    program = _build_program(config, mesh, **about)
-    found = {}
+    build = functools.partial(
+        _build_program,
+        mesh=mesh,
+        num_classes=num_classes,
+        num_examples=num_examples,
+        class_counts=class_counts,
+        source=source,
+        planned=planned,
+    )
+    program = build(config)
+    built = {}
     for name, variant in variants(config).items():
         same = (variant.model, variant.data) == (config.model, config.data)
-        found[name] = program if same else _build_program(variant, mesh, **about)
-        _check_same_parameters(program, found[name])
-    return dataclasses.replace(program, variants=found)
+        built[name] = program if same else build(variant)
+        _check_same_parameters(program, built[name])
+    return dataclasses.replace(program, variants=built)
 
 
 def _check_same_parameters(program: Program, variant: Program) -> None:
