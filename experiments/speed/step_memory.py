@@ -12,6 +12,7 @@ stay as they are. A compilation for a TPU is stopped as soon as the program is d
 import argparse
 import csv
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -24,13 +25,16 @@ from experiments.speed.buffers import find_buffers
 from experiments.speed.decided_program import decided_program, settings
 from vit_jax.config.run import Config
 from vit_jax.models.registry import model_options, model_shape
+from vit_jax.models.stacking import LayerLoop
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.plan.hlo import parse
 from vit_jax.plan.topology import find_devices, prepare
 from vit_jax.plan.topology_names import parse_topology
 from vit_jax.train.program import Program, build_program
-from vit_jax.train.step_choice import PREFERRED, TABLE, Row, read_table
+from vit_jax.train.step_choice import PREFERRED, TABLE, read_table
 
+# (platform, loop) -> {width: bytes that a layer keeps}, as in the table.
+Rows = dict[tuple[str, LayerLoop], dict[int, float]]
 # Model -> images on the device.
 MODELS = {"S/16": 128, "B/16": 64, "L/16": 32}
 DEPTHS = (6, 12)
@@ -84,28 +88,29 @@ def kept_bytes(*arguments: Any) -> int:
         return sum(buffer.bytes for buffer in find_buffers(parse(text), text))
 
 
-def rows_of(topology: str, model: str) -> list[Row]:
-    """Returns the rows of a model, one for each setting."""
+def add_rows(table: Rows, topology: str, model: str) -> None:
+    """Adds the rows of a model, one for each setting, or replaces them."""
     platform = parse_topology(topology).platform
     width = model_shape(model_options(f"ViT-{model}")).width
-    rows = []
     for loop in PREFERRED[platform]:
         few, many = (kept_bytes(topology, model, d, loop.scan, loop.remat) for d in DEPTHS)
         values = MODELS[model] * _TOKENS * width * (DEPTHS[1] - DEPTHS[0])
-        rows.append(Row(platform, width, loop, round(max(many - few, 0) / values, 2)))
-        print(rows[-1], flush=True)
-    return rows
+        kept = round(max(many - few, 0) / values, 2)
+        table.setdefault((platform, loop), {})[width] = kept
+        print(platform, width, loop, kept, flush=True)
 
 
-def write_table(rows: list[Row], path: Path) -> None:
-    """Writes the table."""
+def write_table(table: Rows, path: Path) -> None:
+    """Writes the table, sorted by platform and width."""
+    rows = [
+        (platform, width, loop.scan, loop.remat, kept)
+        for (platform, loop), kept_at in table.items()
+        for width, kept in kept_at.items()
+    ]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("platform", "width", "scan", "remat", "kept_bytes"))
-        for row in rows:
-            writer.writerow(
-                (row.platform, row.width, row.loop.scan, row.loop.remat, row.kept_bytes)
-            )
+        writer.writerows(sorted(rows, key=operator.itemgetter(0, 1)))
 
 
 def main() -> None:
@@ -118,10 +123,10 @@ def main() -> None:
     if args.child:
         compile_in_child(*json.loads(args.child))
         return
-    made = [row for model in args.models.split(",") for row in rows_of(args.topology, model)]
-    renewed = {(row.platform, row.width) for row in made}
-    kept = [row for row in read_table() if (row.platform, row.width) not in renewed]
-    write_table(sorted(kept + made, key=lambda row: (row.platform, row.width)), TABLE)
+    table = read_table()
+    for model in args.models.split(","):
+        add_rows(table, args.topology, model)
+    write_table(table, TABLE)
 
 
 if __name__ == "__main__":

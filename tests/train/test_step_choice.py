@@ -1,12 +1,16 @@
-"""The choice of loop, remat policy and microbatches, by hand-made tables and on a CPU."""
+"""What cannot fit is refused; the choice of loop, remat policy and microbatches, by hand."""
 
 import dataclasses
 
 import jax
 import numpy as np
 import pytest
+from small_config import small_mapping
 
+from vit_jax import memory
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
+from vit_jax.errors import MemoryLimitError
 from vit_jax.models.registry import family_of, model_options
 from vit_jax.models.stacking import LayerLoop, Stack
 from vit_jax.parallel.mesh import make_mesh
@@ -14,27 +18,31 @@ from vit_jax.train.program import build_program
 from vit_jax.train.step_choice import (
     PREFERRED,
     StepChoice,
-    StepWork,
-    Wanted,
+    StepSizes,
+    check_step,
     choose,
     read_table,
 )
 
 # 10 layers x 10 tokens x 384 features x 10 images: 384,000 values.
-WORK = StepWork(
+SIZES = StepSizes(
     stack=Stack(depth=10, width=384, tokens=10, layer_values=300),
     images=10,
     itemsize=2,
-    flops=1000.0,
+    flops=1e5,
     state_bytes=1000.0,
     param_bytes=100.0,
     splits_exactly=True,
-    total_steps=100,
 )
 
 
-def chosen(wanted=None, platform="tpu", memory=None, **work):
-    found = choose(platform, memory, dataclasses.replace(WORK, **work), wanted or Wanted())
+def chosen(platform="tpu", memory=None, *, scan="auto", remat="auto", microbatches="auto", **sizes):
+    mapping = small_mapping(
+        model__scan=scan, model__remat=remat, accumulation_steps=microbatches,
+        data__global_batch_size=120,
+    )  # fmt: skip
+    config = Config.from_mapping(mapping)
+    found = choose(config, platform, memory, dataclasses.replace(SIZES, **sizes))
     return found.loop.scan, found.loop.remat, found.microbatches
 
 
@@ -70,29 +78,39 @@ def test_parameters_that_are_gathered_are_kept_where_nothing_is_recomputed():
 
 
 def test_layers_that_compile_too_long_are_not_unrolled():
-    deep = dataclasses.replace(WORK.stack, depth=29)
+    deep = dataclasses.replace(SIZES.stack, depth=29)
     assert chosen(platform="gpu", stack=deep) == (True, "dots", 1)
-    assert chosen(Wanted(scan=False), platform="gpu", stack=deep) == (False, "none", 1)
+    assert chosen(scan=False, platform="gpu", stack=deep) == (False, "none", 1)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("configured", "expected"),
     [
-        (Wanted(True, "none", 5), (True, "none", 5)),
-        (Wanted(scan=True), (True, "dots", 1)),
-        (Wanted(remat="full"), (True, "full", 1)),
-        (Wanted(scan=False, microbatches=2), (False, "none", 2)),
-        (Wanted(scan=False, remat="full"), (False, "full", 1)),
+        ({"scan": True, "remat": "none", "microbatches": 5}, (True, "none", 5)),
+        ({"scan": True}, (True, "dots", 1)),
+        ({"remat": "full"}, (True, "full", 1)),
+        ({"scan": False, "microbatches": 2}, (False, "none", 2)),
+        ({"scan": False, "remat": "full"}, (False, "full", 1)),
     ],
 )
-def test_values_of_the_config_win(wanted, expected):
-    assert chosen(wanted) == expected
+def test_values_of_the_config_win(configured, expected):
+    assert chosen(**configured) == expected
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_values_of_the_config_win_on_a_cpu(microbatches):
+    """Two microbatches fill the cache."""
+    sizes = {"platform": "cpu", "images": 8, "stack": big(3)}
+    assert chosen(**sizes) == (False, "none", 2)
+    configured = {"remat": "full", "microbatches": microbatches}
+    assert chosen(**configured, **sizes) == (False, "full", microbatches)
+    assert chosen(scan=True, **sizes) == (True, "none", 2)
 
 
 def test_the_row_of_the_nearest_width_counts():
     """Scanned "dots" keeps 20.87 bytes at width 384 and 23.25 at 768; 544 is nearer to 768."""
     for width, kept in ((540, 20.87), (544, 23.25)):
-        stack = dataclasses.replace(WORK.stack, width=width)
+        stack = dataclasses.replace(SIZES.stack, width=width)
         memory = need(kept * width / 384)
         assert chosen(memory=memory + 1, stack=stack)[1] == "dots"
         assert chosen(memory=memory - 1, stack=stack)[1] == "full"
@@ -100,12 +118,12 @@ def test_the_row_of_the_nearest_width_counts():
 
 def test_xlas_attention_needs_memory_for_its_logits_on_a_tpu():
     """10 images with 1,000 logits: 20 bytes each in one layer; with remat none, 9 more in ten."""
-    stack = dataclasses.replace(WORK.stack, logits=1000)
+    stack = dataclasses.replace(SIZES.stack, logits=1000)
     for remat, kept, logits in (("dots", 20.87, 200_000), ("none", 32.78, 1_100_000)):
-        wanted = Wanted(scan=True, remat=remat)
-        for memory, parts in ((need(kept) + logits / 0.9 + 1, 1), (need(kept) + 1, 2)):
-            assert chosen(wanted, memory=memory, stack=stack)[2] == parts
-        assert chosen(wanted, memory=need(kept) + 1) == (True, remat, 1)
+        wanted = {"scan": True, "remat": remat}
+        for bytes_, parts in ((need(kept) + logits / 0.9 + 1, 1), (need(kept) + 1, 2)):
+            assert chosen(**wanted, memory=bytes_, stack=stack)[2] == parts
+        assert chosen(**wanted, memory=need(kept) + 1) == (True, remat, 1)
     options = model_options("ViT-S/16")
     stack_of = family_of("ViT-S/16").stack
     assert stack_of(options, (224, 224)).logits == 0
@@ -133,10 +151,9 @@ def test_a_microbatch_on_a_cpu_keeps_12_mib_of_a_layer(images, mib, expected):
 
 def test_a_cpu_unrolls_if_the_run_repays_the_compilation():
     # 9 more layers take 4.5 s, a tenth of 2.25e12 FLOPs at 5e10 a second.
-    assert chosen(platform="cpu", flops=2.3e10)[0] is False
-    assert chosen(platform="cpu", flops=2.2e10)[0] is True
-    assert chosen(platform="cpu", flops=2.2e10, total_steps=105)[0] is False
-    assert chosen(Wanted(scan=False), platform="cpu", flops=1.0)[0] is False
+    assert chosen(platform="cpu", flops=2.3e12)[0] is False
+    assert chosen(platform="cpu", flops=2.2e12)[0] is True
+    assert chosen(scan=False, platform="cpu", flops=1.0)[0] is False
 
 
 @pytest.mark.parametrize(
@@ -155,11 +172,11 @@ def test_microbatches_of_known_models_on_a_cpu(name, side, batch, expected):
 
 
 def test_the_committed_table_has_every_setting():
-    rows = read_table()
-    for platform, loops in PREFERRED.items():
-        for width in {row.width for row in rows if row.platform == platform}:
-            assert {*loops} == {r.loop for r in rows if (r.platform, r.width) == (platform, width)}
-    assert all(row.kept_bytes > 0 for row in rows)
+    table = read_table()
+    assert table.keys() == {(name, loop) for name in ("tpu", "gpu") for loop in PREFERRED[name]}
+    for (platform, _), kept_at in table.items():
+        assert kept_at.keys() == table[platform, PREFERRED[platform][0]].keys()
+        assert all(kept > 0 for kept in kept_at.values())
 
 
 def tiny(**changes):
@@ -223,3 +240,69 @@ def test_what_auto_chooses_on_a_cpu_gives_the_same_parameters():
     states = [program.compiled(program.init(), batch)[0] for program in programs]
     for one, other in zip(*(jax.tree.leaves(state.params) for state in states), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch):
+    """A machine with 24 GB."""
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 24 * 10**9)
+
+
+def build(num_classes=10, *, planned=False, **changes):
+    config = Config.from_mapping(small_mapping(**changes))
+    mesh = make_mesh(MeshConfig())
+    return build_program(config, mesh, num_classes=num_classes, num_examples=100, planned=planned)
+
+
+@pytest.mark.parametrize(
+    ("changes", "estimate"),
+    [
+        # 128 x 1,000,000^2 x 3 channels x 1 byte, and so on, all by hand.
+        ({"data__image_size": 1_000_000}, "384.0 TB for a batch of 128 images of 1,000,000 x"),
+        ({"data__global_batch_size": 10**11}, "15.1 PB for a batch of 100,000,000,000 images"),
+        ({"evaluation__batch_size": 10**9}, "150.5 TB for a batch of 1,000,000,000 images"),
+        ({"data__num_workers": 1000}, "40.0 GB for 1,000 reader processes"),
+        (
+            {
+                "data__image_size": 40_000,
+                "data__global_batch_size": 1,
+                "data__augment": {"crop": "pad", "pad_pixels": 39_999},
+                "train_steps": 1,
+            },
+            "43.2 GB for an image of 40,000 x 40,000 pixels with 39,999 around it",
+        ),
+        ({"model__width": 3 * 10**9}, "2.4 TB for 197 tokens of width 3,000,000,000"),
+        # 16 bytes for each of 192 weights and a bias per class, or of 444,864 parameters per layer.
+        ({"num_classes": 10**10}, "30.9 TB for parameters, gradients and optimizer state (head/"),
+        ({"model__depth": 10**9}, "7.1 PB for parameters, gradients and optimizer state (encoder/"),
+    ],
+)
+def test_sizes_that_cannot_fit_are_refused_with_the_estimate(changes, estimate):
+    with pytest.raises(MemoryLimitError) as caught:
+        build(**changes)
+    assert caught.value.got.startswith(estimate)
+    assert caught.value.got.endswith("this machine has 24.0 GB")
+
+
+def test_the_largest_parameter_is_named():
+    """The head has 192 x 5,000,000 float32: 3.8 GB. With gradients and AdamW's moments, 4 times."""
+    with pytest.raises(MemoryLimitError) as caught:
+        build(num_classes=10_000_000)
+    assert "(head/linear/kernel alone has 7.7 GB); this machine has 24.0 GB" in str(caught.value)
+    build(num_classes=5_000_000)
+
+
+def test_a_plan_is_not_limited_by_this_machine():
+    assert build(num_classes=10_000_000, planned=True).num_parameters() > 1.9e9
+    with pytest.raises(MemoryLimitError, match=r"one array of XLA has 1\.2 EB"):
+        build(planned=True, data__image_size=100_000_000_000)
+
+
+def test_a_compiled_step_must_fit(monkeypatch):
+    """The product of two 1000 x 1000 matrices has 8 MB of arguments."""
+    shape = jax.ShapeDtypeStruct((1000, 1000), "float32")
+    compiled = jax.jit(lambda a, b: a @ b).lower(shape, shape).compile()
+    check_step(compiled, make_mesh(MeshConfig()))
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 7_000_000)
+    with pytest.raises(MemoryLimitError, match=r"8\.0 MB for a training step"):
+        check_step(compiled, make_mesh(MeshConfig()))

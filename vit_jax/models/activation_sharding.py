@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 # Batches are sharded over both axes: fsdp gathers parameters, but not examples.
 BATCH_AXES = ("data", "fsdp")
@@ -67,13 +67,18 @@ def devices_along(axis: str) -> int:
     return 1 if mesh.empty else mesh.shape[axis]
 
 
+def gathers_layers(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether `gathered` makes parameters whole on a mesh: they are sharded by fsdp only."""
+    return mesh.shape.get("fsdp", 1) > 1 and mesh.shape["tensor"] == 1
+
+
 def gathered(params: Any) -> Any:
     """Returns the parameters of a layer whole on every device, where they are sharded by fsdp only.
 
     Without it, XLA's partitioner may multiply by one shard of a kernel after the other, which moves
     more bytes: a step of B/16 with 64 images on each of eight v5e chips 32 GB instead of 13.
     """
-    if devices_along("fsdp") == 1 or devices_along("tensor") > 1:
+    if not gathers_layers(jax.sharding.get_abstract_mesh()):
         return params
     return jax.lax.with_sharding_constraint(params, PartitionSpec())
 

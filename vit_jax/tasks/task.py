@@ -212,13 +212,13 @@ class Task(ABC):
 
     def with_loop(self, loop: LayerLoop) -> "Task":
         """Returns this task, with this loop over the layers of its model."""
-        changed = copy.copy(self)
+        copied = copy.copy(self)
         options = self.config.model.with_loop(loop.scan, loop.remat)
-        changed.config = self.config.replace(model=options)
+        copied.config = self.config.replace(model=options)
         for name in vars(self):  # What depends on the model is built again.
             if isinstance(getattr(type(self), name, None), functools.cached_property):
-                del vars(changed)[name]
-        return changed
+                del vars(copied)[name]
+        return copied
 
     def model(self, params: Any) -> Any:
         """Returns the model with these parameters."""

@@ -27,7 +27,6 @@ from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.kernel_check import check_kernel
-from vit_jax.train.memory_needs import check_sizes
 from vit_jax.train.program import Program, build_program
 
 
@@ -96,7 +95,6 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
     source, config = training.source, with_subset_hash(config, training)
     num_classes = class_count(source, config.data.num_classes)
     check_metrics(config, num_classes)
-    check_sizes(config, num_classes)
     build = functools.partial(
         build_program,
         mesh=make_mesh(config.mesh) if program is None else program.mesh,

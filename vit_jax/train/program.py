@@ -30,7 +30,6 @@ from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size, platform_of
 from vit_jax.rng import draw_index, stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
-from vit_jax.train.memory_needs import check_sizes, check_state
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.schedules import build_schedule, build_weight_decay
 from vit_jax.train.state import (
@@ -42,7 +41,7 @@ from vit_jax.train.state import (
     shard_arrays,
 )
 from vit_jax.train.step import StepFn, make_train_step
-from vit_jax.train.step_choice import StepChoice, choose_step
+from vit_jax.train.step_choice import StepChoice, check_sizes, check_state, choose_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,20 +185,22 @@ def build_program(
     `class_counts` is i64[C], training examples of each class, if the task needs them. A program
     that is only `planned` will not run here, so it may need more memory than there is.
     """
-    about = {
-        "num_classes": num_classes,
-        "num_examples": num_examples,
-        "class_counts": class_counts,
-        "source": source,
-        "planned": planned,
-    }
-    program = _build_program(config, mesh, **about)
-    found = {}
+    build = functools.partial(
+        _build_program,
+        mesh=mesh,
+        num_classes=num_classes,
+        num_examples=num_examples,
+        class_counts=class_counts,
+        source=source,
+        planned=planned,
+    )
+    program = build(config)
+    built = {}
     for name, variant in variants(config).items():
         same = (variant.model, variant.data) == (config.model, config.data)
-        found[name] = program if same else _build_program(variant, mesh, **about)
-        _check_same_parameters(program, found[name])
-    return dataclasses.replace(program, variants=found)
+        built[name] = program if same else build(variant)
+        _check_same_parameters(program, built[name])
+    return dataclasses.replace(program, variants=built)
 
 
 def _check_same_parameters(program: Program, variant: Program) -> None:
@@ -229,9 +230,9 @@ def _build_program(
 ) -> Program:
     """Builds the program of one size."""
     batch_size = config.data.global_batch_size
-    parts = config.accumulation_steps
-    check_batch_size(mesh, batch_size, "data.global_batch_size", 1 if parts == AUTO else parts)
-    check_sizes(config, num_classes, planned=planned)
+    microbatches = 1 if config.accumulation_steps == AUTO else config.accumulation_steps
+    check_batch_size(mesh, batch_size, "data.global_batch_size", microbatches)
+    check_sizes(config, planned=planned)
     sizes = {"batch_size": batch_size, "num_examples": num_examples}
     total_steps = duration_in_steps(config, "train", **sizes) or 1
     platform = platform_of(mesh)

@@ -142,9 +142,9 @@ def accumulated_gradient(
     if isinstance(batch_loss, ComparingLoss):
         return _gradient_in_two_passes(batch_loss, params, batch, key, frozen, num_microbatches)
 
-    def body(total: Any, part: tuple) -> tuple[Any, None]:
-        found = loss_and_gradient(params, *part, *frozen)
-        return jax.tree.map(jnp.add, total, found), None
+    def body(total: Any, microbatch: tuple) -> tuple[Any, None]:
+        values = loss_and_gradient(params, *microbatch, *frozen)
+        return jax.tree.map(jnp.add, total, values), None
 
     inputs_of_microbatches = microbatches(batch, key, num_microbatches)
     first = jax.tree.map(lambda leaf: leaf[0], inputs_of_microbatches)
@@ -166,19 +166,19 @@ def _gradient_in_two_passes(
     """Returns (loss, metrics) and gradient of a whole batch, embedded in microbatches."""
     inputs_of_microbatches = microbatches(batch, key, num_microbatches)
 
-    def embed(_: None, part: tuple) -> tuple[None, Any]:
-        return None, batch_loss.embed(params, *part, *frozen)
+    def embed(_: None, microbatch: tuple) -> tuple[None, Any]:
+        return None, batch_loss.embed(params, *microbatch, *frozen)
 
     _, embeddings = jax.lax.scan(embed, None, inputs_of_microbatches)
-    whole = jax.tree.map(_joined, embeddings)
+    embeddings = jax.tree.map(_joined, embeddings)
     compare = jax.value_and_grad(batch_loss.compare, argnums=(0, 1), has_aux=True)
-    found, (gradient, of_embeddings) = compare(params, whole, *frozen)
+    loss_and_metrics, (gradient, cotangents) = compare(params, embeddings, *frozen)
 
-    def add(total: Any, part: tuple) -> tuple[Any, None]:
-        inputs, cotangent = part
+    def add(total: Any, microbatch: tuple) -> tuple[Any, None]:
+        inputs, cotangent = microbatch
         _, pull_back = jax.vjp(lambda p: batch_loss.embed(p, *inputs, *frozen), params)
         return jax.tree.map(jnp.add, total, *pull_back(cotangent)), None
 
-    cotangents = jax.tree.map(lambda rows: _split(rows, num_microbatches), of_embeddings)
+    cotangents = jax.tree.map(lambda rows: _split(rows, num_microbatches), cotangents)
     gradient, _ = jax.lax.scan(add, gradient, (inputs_of_microbatches, cotangents))
-    return found, gradient
+    return loss_and_metrics, gradient

@@ -61,9 +61,9 @@ class Distillation(LabelTask):
             )
 
     def with_loop(self, loop: LayerLoop) -> "Distillation":
-        changed: Any = super().with_loop(loop)
-        changed.teacher_fn = self.make_teacher_fn(loop)
-        return changed
+        copied: Any = super().with_loop(loop)
+        copied.teacher_fn = self.make_teacher_fn(loop)
+        return copied
 
     @property
     def options(self) -> ModelConfig:

@@ -14,7 +14,7 @@ from vit_jax.data.loader import Feed
 from vit_jax.errors import DataError, DivergenceError
 from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.train.context import RunContext, StepOutput
-from vit_jax.train.memory_needs import check_step
+from vit_jax.train.step_choice import check_step
 from vit_jax.train.telemetry import DeviceClock, Telemetry
 
 log = logging.getLogger(__name__)
