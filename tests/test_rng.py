@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.rng import generator, name_id, stream
+from vit_jax.rng import generator, name_id, stream, usual_numbers
 
 
 def _bits(key: jax.Array) -> tuple[int, ...]:
@@ -20,6 +20,20 @@ def test_streams_differ_by_seed_name_and_step():
     assert len({generator(*name).integers(2**62) for name in names}) == len(names)
     names = [(seed, name, min(step, 2**31 - 1)) for seed, name, step in names]
     assert len({_bits(stream(*name)) for name in names}) == len(names)
+
+
+def test_numbers_are_the_usual_ones_whatever_jax_is_set_to():
+    def draw() -> np.ndarray:
+        return np.asarray(jax.random.uniform(stream(3, "init"), (3,)))
+
+    usual = draw()
+    for setting in (
+        jax.enable_x64(True), jax.default_prng_impl("rbg"), jax.threefry_partitionable(False)
+    ):  # fmt: skip
+        with setting:
+            assert (draw() != usual).any()
+            with usual_numbers():
+                np.testing.assert_array_equal(draw(), usual, strict=True)
 
 
 def test_a_stream_is_reproducible():

@@ -1,7 +1,8 @@
 """Named random streams. Each is a pure function of (seed, name, step)."""
 
+import contextlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -9,6 +10,17 @@ from jaxtyping import UInt, UInt64
 
 # Of generators whose state is set afterwards.
 _REPLACED_SEED = np.random.SeedSequence(0)
+
+
+@contextlib.contextmanager
+def usual_numbers() -> Iterator[None]:
+    """JAX draws the same numbers here, whatever its settings or the variables JAX_... say."""
+    with (
+        jax.enable_x64(False),
+        jax.default_prng_impl("threefry2x32"),
+        jax.threefry_partitionable(True),
+    ):
+        yield
 
 
 def name_id(name: str) -> int:

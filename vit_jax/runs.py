@@ -140,12 +140,10 @@ def fit(
     use_compile_cache(config.compile_cache)
     with (
         # Training promotes types, moves arrays and compiles, which the user's process may forbid.
-        # With 64 bits it would draw other random numbers.
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
         jax.transfer_guard("allow"),
         jax.disable_jit(False),
-        jax.enable_x64(False),
         shown_log(verbose, "stdout"),
         StopSignals() as stop,
     ):

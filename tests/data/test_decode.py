@@ -1,5 +1,6 @@
 import functools
 import io
+import struct
 import sys
 import types
 
@@ -11,7 +12,7 @@ from PIL import Image
 
 from vit_jax.data import decode as decode_module
 from vit_jax.data import image_formats, jpeg
-from vit_jax.data.decode import EncodedImage, decode
+from vit_jax.data.decode import EncodedImage, decode, rgb_pixels
 from vit_jax.data.jpeg import UnsupportedJpegError
 from vit_jax.errors import DataError
 
@@ -70,6 +71,32 @@ def test_every_pixel_format_becomes_rgb(encoded, expected):
     image = decode(encoded)
     assert image.mode == "RGB"
     np.testing.assert_array_equal(np.asarray(image)[0], expected)
+
+
+def _gray_tiff(bits: int, pixels: bytes, *, zero_is: int = 1, sample_format: int = 1) -> bytes:
+    """Returns a TIFF of two rows and columns, as scanners write it, but Pillow does not."""
+    tags = {256: 2, 257: 2, 258: bits, 259: 1, 262: zero_is, 273: 134, 277: 1, 278: 2,
+            279: len(pixels), 339: sample_format}  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + pixels
+
+
+@pytest.mark.parametrize(
+    ("bits", "pixels", "zero_is"),
+    [
+        (16, np.array([0, 255, 25_700, 65_535], "<u2").tobytes(), 1),
+        (16, np.array([65_535, 65_280, 39_935, 0], "<u2").tobytes(), 0),
+        (12, bytes.fromhex("00000f" "646fff"), 1),
+        (8, bytes([255, 255, 155, 0]), 0),
+    ],
+)  # fmt: skip
+def test_a_tiff_says_how_many_bits_it_has_and_whether_zero_is_white(bits, pixels, zero_is):
+    encoded = _gray_tiff(bits, pixels, zero_is=zero_is)
+    assert pixels_of(encoded)[..., 0].tolist() == [[0, 0], [100, 255]]
+    with Image.open(io.BytesIO(encoded)) as image:
+        assert rgb_pixels(image)[..., 0].tolist() == [[0, 0], [100, 255]]
+    with pytest.raises(DataError, match="the value of white is unknown"):
+        decode(_gray_tiff(8, bytes(4), sample_format=2))
 
 
 def test_16_bit_rgb_keeps_its_high_bytes():

@@ -85,6 +85,8 @@ FOLDERS = [
     (shutil.rmtree, ("no folder",)),
     (only("a.png", encoded(1)), ("no folders in",)),
     (only("a.tar.gz"), ("is compressed",)),
+    (write("fox.tar.bz2"), ("fox.tar.bz2 is compressed",)),
+    (write("ant.tar.zst"), ("ant.tar.zst is compressed",)),
     (link("ant/up", "../ant"), ("1 broken links", "such as ant/up")),
     (tars(lambda photos: (photos / "ant").mkdir()), ("both folders and tar files",)),
     (tars(cut_tar), ("bee.tar cannot be read",)),
@@ -172,7 +174,15 @@ LISTS = [
     (held_out("note,split", "x"), ("line 2 of", "has 3 values; expected 4")),
     (held_out("split,Split", "train,val"), ("line 1 of", "the columns split, Split")),
     (held_out("label", "b"), ("line 1 of", "the columns label, label; expected different names")),
-    ("path,label\nphotos/ant/000.png,a\nphotos/ant/000.png,b\n", ("000.png as a and as b",)),
+    (
+        "path,label\nphotos/ant/000.png,a\nphotos/ant/000.png,b\n",
+        ("000.png as a in train and as b",),
+    ),
+    ("path,label\nphotos/ant/000.png,a\n./photos/ant/000.png,b\n", ("png as a in train and as b",)),
+    (
+        "path,label,split\nphotos/ant/000.png,a,train\nphotos/ant/000.png,a,val\n",
+        ("000.png as a in train and as a in val; expected one label and one split",),
+    ),
 ]
 
 
@@ -298,6 +308,8 @@ CAPTIONED = [
     ("c.csv", b"path,caption\n,a cat\n", ("line 2 of", "has no path")),
     ("c.csv", b"path,caption\n", ("lists no image",)),
     ("c.csv", b"path,caption\n1.png,\xff\n", ("a CSV file in UTF-8",)),
+    ("c.tsv", b'path\tcaption\n1.png\t"a\n2.png\tb" c\n', ("line 3 of", "expected after '\"'")),
+    ("c.tsv", b'path\tcaption\n1.png\t"a\n2.png\tb\n', ("line 3 of", "unexpected end")),
     ("c.jsonl", b'{"path": "1.png", "caption": null}', ("line 1 of", "caption is None")),
     ("c.jsonl", b'{"path": "1.png", "caption": "\\ud800"}', ("expected UTF-8",)),
     *(

@@ -1,5 +1,6 @@
 """Layouts of folders and shards that people have, beyond one folder for each class."""
 
+import io
 import logging
 import tarfile
 import unicodedata
@@ -156,19 +157,21 @@ def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_
     with pytest.raises(DataError, match="art, photo; all of them hold the folders cat, dog"):
         list_images(tmp_path / "tars")
     list_images(tree(tmp_path / "sites", "s0/a", "s0/b", "s1/a", "s1/b", "s2/b"))
-    assert "are inside: s0, s1, s2; are these splits, folds or domains?" in caplog.text
+    assert "are inside: s0, s1, s2; if those are the classes, or these splits" in caplog.text
     list_images(tree(tmp_path / "stray", "p/a", "p/b", "q/a", "q/b", "q"))
-    assert "are inside: p, q; are these splits, folds or domains?" in caplog.text
+    assert "are inside: p, q; if those are the classes, or these splits" in caplog.text
     list_images(tree(tmp_path / "few", "cat/a", "cat/b", "dog/a", "dog/b", *"pqr"))
-    assert "are inside: cat, dog; are these splits, folds or domains?" in caplog.text
+    assert "are inside: cat, dog; if those are the classes, or these splits" in caplog.text
     list_images(tree(tmp_path / "flat", "labelled/a", "labelled/b", "unlabelled"))
-    assert "read as classes, although the folders a, b are inside: labelled; are" in caplog.text
+    assert "read as classes, although the folders a, b are inside: labelled; if" in caplog.text
     list_images(tree(tmp_path / "open", "train/a", "train/b", "val/a", "val/c"))
     assert "the split val has classes that train lacks: c" in caplog.text
     list_images(tree(tmp_path / "one", "photos/cat", "photos/dog"))
     assert "if cat, dog are the classes, set data_dir to that folder" in caplog.text
     list_images(tree(tmp_path / "years", "2019", "2020"))
     assert "read as classes: 2019, 2020; are these years?" in caplog.text
+    list_images(tree(tmp_path / "index", "a/abbey", "a/airport", "b/bar", "c/cafe", "c/court"))
+    assert "folders abbey, airport, bar, cafe, court are inside: a, b, c; if those" in caplog.text
     caplog.clear()
     for i, classes in enumerate(ORDINARY):
         assert list_images(tree(tmp_path / f"ordinary{i}", *classes)).class_names == classes
@@ -176,7 +179,10 @@ def test_domains_in_tar_files_are_refused_and_nearly_equal_folders_are_said(tmp_
     list_images(tree(tmp_path / "ages", "cat/cat_old", "cat/cat_new", "dog/dog_old", "dog/dog_x"))
     list_images(tree(tmp_path / "films", "run/1", "run/2", "jump/10", "jump/20"))
     list_images(tree(tmp_path / "states", "va/x", "va/y", "tx", "md", "ny"))
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    with caplog.at_level(logging.INFO):
+        list_images(tmp_path / "kinds")
+    assert "the folders other, persian, poodle, tabby are inside: cat, dog; if" in caplog.text
 
 
 UNLABELLED = [
@@ -300,7 +306,10 @@ def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
     list_images(tmp_path / "train_only")
     assert "train; val.txt may list images that are held out" in caplog.text
     assert "train; test_list.txt, validation.csv may list images that are held out" in caplog.text
-    for words in ("such as stray.png", "only by capitals", "each tar file is one class"):
+    (tmp_path / "images" / "bird.zip").write_bytes(b"PK")
+    list_images(tmp_path / "images")
+    others = ("such as stray.png", "only by capitals", "each tar file is one class")
+    for words in (*others, "archives are not read: bird.zip"):
         assert words in caplog.text
 
 
@@ -472,6 +481,9 @@ def test_shards_with_labels(tmp_path):
     one = labelled(".json", a=b'{"label": "cat"}', b=b'{"label": "dog"}')
     two = labelled(".json", c=b'{"cls": "cat"}', d=b'{"cls": "cat"}')
     assert classes_of(tmp_path / "json", s0=one, s1=two) == (("cat", "dog"), 4, 0)
+    one, two = (labelled(".json", **{f"{n}a": b'{"label": 3.0}', f"{n}b": b'{"label": 4}'})
+                for n in "xy")  # fmt: skip
+    assert classes_of(tmp_path / "float", s0=one, s1=two) == (("3", "4"), 4, 0)
 
 
 @pytest.mark.parametrize(
@@ -492,6 +504,23 @@ def test_json_files_of_another_split_are_refused(tmp_path, values, words):
         return
     with pytest.raises(DataError, match=words):
         classes_of(tmp_path, s=members)
+
+
+def test_of_several_members_of_a_tar_file_with_one_name_the_last_counts(tmp_path):
+    """`tar -r` and `tar -u` append a new version, and so does a file that is given twice."""
+    old, new = IMAGE, encode(np.full((8, 8, 3), 9, np.uint8))
+    write_tar(tmp_path / "cat.tar", {"./0.png": old, "1.png": old, "2.png": old})
+    with tarfile.open(tmp_path / "cat.tar", "a") as archive:
+        for name, content in (("0.png", new), ("1.png", None), ("2.png", None)):
+            info = tarfile.TarInfo(name)
+            info.size = len(content or b"")
+            info.type = tarfile.REGTYPE if content else tarfile.LNKTYPE
+            info.linkname = "" if content else "0.png" if name == "1.png" else name
+            archive.addfile(info, io.BytesIO(content or b""))
+    listing = list_images(write_tar(tmp_path / "dog.tar", {"0.png": old}))
+    found = {name: listing.read(row) for row, name in enumerate(listing.names)}
+    assert found == {"cat.tar/0.png": new, "cat.tar/1.png": new, "cat.tar/2.png": old,
+                     "dog.tar/0.png": old}  # fmt: skip
 
 
 def test_one_image_of_a_key_counts(tmp_path):

@@ -18,6 +18,8 @@ from vit_jax.evaluation.metric_kinds import class_of, kind_of
         ("eval/test/accuracy_class/a/wall_time_s", False, (0, 1), "class"),
         ("eval/test/roc_auc", False, (0, 1), ""),
         ("wall_time_s", True, (0, math.inf), ""),
+        ("train/data_wait_fraction", True, (0, math.inf), ""),
+        ("train/skipped_examples", True, (0, math.inf), ""),
         ("seconds/steps", True, (0, math.inf), ""),
         ("eval/test/accuracy_balanced", False, (0, 1), ""),
         # Of a metric of one's own, larger is better unless the request says otherwise.

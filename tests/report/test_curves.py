@@ -90,6 +90,15 @@ def test_many_runs_become_means_of_their_series_and_many_series_several_panels(t
     # The mean of losses 3, 2 and 4, 3; the unfinished run is left out.
     assert drawn == [[3.0, 2.0] if i == 3 else [3.5, 2.5] for i in range(12)]
     assert drawing.notes == ["Lines: means of the runs that differ only by their seed."]
+    for number in range(2):
+        rows = [{"step": s, "train/loss": 4.0} for s in range(1, 4)]
+        settings = config(seed=number, rate=1.0)
+        job = {"name": f"other{number}", "labels": {"model": "m0"}}
+        put(tmp_path / f"o{number}", job=job, config=settings, metrics=rows, result=result(0.5, 3))
+    assert sheets(tmp_path)[0].notes == [
+        "Lines: means of the runs that differ in optimizer.learning_rate. At some steps, not all of"
+        " them have values."
+    ]
 
 
 def test_a_long_loss_is_smoothed_by_a_rolling_mean(tmp_path):

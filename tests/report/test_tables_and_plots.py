@@ -149,6 +149,30 @@ def test_the_last_row_is_chance_where_the_number_of_classes_is_known(tmp_path):
     assert cell(table, "chance", "z").text == "20.00"
 
 
+def test_a_model_may_be_called_chance(tmp_path):
+    for name, score in (("chance", 0.25), ("A", 0.5)):
+        put(tmp_path, name, score, labels={"model": name, "dataset": "x"})
+        (tmp_path / name / "classes.json").write_text(json.dumps({"names": ["a", "b", "c", "d"]}))
+    request = TableRequest(metric=SCORE, against="A")
+    (row,) = difference_table(request, score_table(request, read(tmp_path))).rows
+    assert [cell.text.split(" ")[0] for cell in row] == ["chance", "-25.00"]
+
+
+def test_runs_without_a_place_are_named(tmp_path):
+    put(tmp_path, "a", 0.5, labels={"pretrain": "jft"}, rate=0.1)
+    put(tmp_path, "b", 0.6, rate=0.2)
+    (row,) = (table := make_table(tmp_path, rows="pretrain")).rows
+    assert row[0].text == "jft"
+    assert table.notes[-1] == "Not in the table, because pretrain or dataset is not known: b."
+    _, notes = make_points(tmp_path, "optimizer.learning_rate", series="pretrain")
+    assert notes[-1] == (
+        "Not in the plot, because optimizer.learning_rate or pretrain is not known: b."
+    )
+    put(tmp_path, "c", 0.0, labels={"pretrain": "jft"}, rate=0.3)
+    _, notes = make_points(tmp_path, "optimizer.learning_rate", log_y=True)
+    assert notes[-1].endswith("is not known, or not above 0: c.")
+
+
 def test_without_a_source_of_uncertainty_nothing_is_certain(tmp_path):
     """One run of a loss, and three runs of other metrics that all agree, one up to rounding."""
     for model, loss, mine in (("A", 0.5, 0.7), ("B", 0.4, 0.8)):

@@ -8,9 +8,9 @@ How each kind of image is treated:
 | gray, palette, 1 bit          | RGB                                                           |
 | CMYK and YCCK JPEG            | RGB by Pillow; values are inverted, as Adobe writes them      |
 | transparency                  | dropped: the stored colours are used                          |
-| 16 bits a channel             | the high byte                                                 |
-| 32 bits, floating point       | an error: the value of white is unknown                       |
-| animated GIF, WebP, PNG       | the first frame                                               |
+| 16 bits a channel             | the high byte; in TIFF also of 12 bits, and if zero is white  |
+| 32 bits, signed, floating     | an error: the value of white is unknown                       |
+| animated GIF, WebP, PNG; TIFF | the first frame or page                                       |
 | EXIF orientation              | applied; sizes and boxes are those of the upright image       |
 | colour profile (ICC)          | ignored                                                       |
 | truncated file                | an error, even if the region is intact                        |
@@ -27,6 +27,8 @@ import io
 import re
 import struct
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import cv2
 import numpy as np
@@ -41,6 +43,9 @@ from vit_jax.errors import DataError
 # Pillow has the same limit.
 _MAX_PIXELS = 178_956_970
 _ORIENTATION = 0x0112
+# Tags of TIFF.
+_BITS, _MEANING_OF_ZERO, _SAMPLE_FORMAT = 258, 262, 339
+_ZERO_IS_WHITE, _SIGNED = 0, 2
 # Pillow's readers raise many types of errors on damaged files; AVIF's raises RuntimeError.
 _PILLOW_ERRORS = (
     OSError,
@@ -148,7 +153,7 @@ class EncodedImage:
                     image.load()
                     orientation = image.getexif().get(_ORIENTATION, 1)
                     self._upright = _UPRIGHT.get(orientation, _UPRIGHT[1])
-                pixels = np.asarray(_to_rgb(image))
+                pixels = np.asarray(_to_rgb(image, getattr(image, "tag_v2", {})))
             except UnidentifiedImageError:  # Its message is only a memory address.
                 raise _unreadable_error(self._encoded, "unknown format") from None
             except _PILLOW_ERRORS as error:
@@ -170,7 +175,7 @@ def rgb_pixels(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
     """
     try:
         upright = ImageOps.exif_transpose(image)
-        return np.ascontiguousarray(_to_rgb(upright))
+        return np.ascontiguousarray(_to_rgb(upright, getattr(image, "tag_v2", {})))
     except _PILLOW_ERRORS as error:
         raise DataError(
             f"a PIL image of mode {image.mode} ({error})",
@@ -195,11 +200,14 @@ def _plain_pixels(encoded: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
     return np.frombuffer(encoded, np.uint8, offset=header.end()).reshape(height, width, 3)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
+    """Returns an image in RGB; `tags` are those of its TIFF file."""
     if image.mode.startswith("I;16"):
-        # Pillow's own conversion clips grays at 255.
-        image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
-    if image.mode in ("I", "F"):
+        # Pillow's own conversion clips grays at 255, and passes over these tags.
+        bits, *_ = tags.get(_BITS, (16,))
+        high = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+        image = Image.fromarray(~high if tags.get(_MEANING_OF_ZERO) == _ZERO_IS_WHITE else high)
+    if image.mode in ("I", "F") or _SIGNED in tags.get(_SAMPLE_FORMAT, ()):
         raise ValueError(f"pixels of mode {image.mode}: the value of white is unknown")
     if "transparency" in image.info:
         image = image.convert("RGBA")

@@ -68,6 +68,7 @@ _KINDS = {
     "solving_s": _cost("time to solve", "s"),
     "rss_mb": _cost("memory of the host", "MB"),
     "peak_memory_mb": _cost("peak memory of the device", "MB"),
+    **dict.fromkeys(("data_wait_fraction", "skipped_examples"), _cost()),
 }
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from vit_jax.errors import first_few
 from vit_jax.report.chart import Drawing, Panel, Trace, thin
-from vit_jax.report.frame import in_natural_order, place
+from vit_jax.report.frame import differing_settings, in_natural_order, place
 from vit_jax.report.labels import lower_first, natural_key, title_of
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.run import Run
@@ -62,9 +63,11 @@ class _Line:
     def is_cut(self) -> bool:
         return not all(run.finished for run in self.runs)
 
+    def curves(self, metric: str) -> pd.DataFrame:
+        return pd.concat([run.curve(metric) for run in self.runs], axis=1)
+
     def curve(self, metric: str) -> pd.Series:
-        curves = [run.curve(metric) for run in self.runs]
-        return curves[0] if len(curves) == 1 else pd.concat(curves, axis=1).mean(axis=1)
+        return self.curves(metric).mean(axis=1)
 
 
 _Row = tuple[str, list[_Line]]
@@ -91,7 +94,11 @@ def _notes(rows: Sequence[_Row]) -> list[str]:
     runs = [run for line in lines for run in line.runs]
     note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
     if len(runs) > len(lines):
-        note = "Lines: means of the runs that differ only by their seed."
+        others = sorted({key for line in lines for key in differing_settings(line.runs)})
+        what = f"in {first_few(others, 5)}" if others else "only by their seed"
+        note = f"Lines: means of the runs that differ {what}."
+        if any(line.curves("train/loss").isna().any(axis=None) for line in lines):
+            note += " At some steps, not all of them have values."
     if any(line.is_cut for line in lines):
         note += " A cross marks the end of a run without a result."
     windows = {_window(line.curve("train/loss")) for line in lines} - {1}

@@ -18,7 +18,7 @@ def difference_table(request: TableRequest, scores: Table) -> Table:
     """Makes a table of how each row differs from the row `against`, and whether that is certain."""
     against, metric, means = request.against, request.metric, scores.means
     assert means is not None
-    rows = [row[0].text for row in scores.rows if row[0].text != CHANCE]
+    rows = [row[0].text for row in scores.rows if row[0].kind != CHANCE]
     if against not in rows:
         raise ConfigError(
             f"against={against}: no {request.rows} has this name",

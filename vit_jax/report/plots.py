@@ -21,9 +21,11 @@ from vit_jax.report.labels import (
 from vit_jax.report.requests import PlotRequest
 from vit_jax.report.run import Run
 from vit_jax.report.scores import (
+    VALUE,
     WITHIN,
     differing_within,
     find_chances,
+    left_out,
     means_over,
     observe,
     summarize,
@@ -53,6 +55,8 @@ def plot_points(request: PlotRequest, frame: pd.DataFrame) -> tuple[pd.DataFrame
     observed["@x"] = xs.where(xs.map(is_number).astype(bool), observed["@x"])
     known = observed["@x"].map(lambda x: _has_place(x, log_x=request.log_x)).astype(bool)
     known &= observed["@series"] != ""
+    if request.log_y and observed["@x"].map(is_number).all():
+        known &= observed[VALUE] > 0
     observed, unplaced = observed[known], observed[~known].index
     notes = _notes(request, observed, unplaced)
     if request.through is not None:
@@ -115,11 +119,10 @@ def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]
     if costs and max(costs) > 2 * min(costs):
         ends = f"{min(costs):.3g} to {max(costs):.3g} MFLOPs for a training image"
         notes.append(f"The models differ in cost by more than twice: {ends}.")
-    if names := sorted({run.name for run in unplaced}, key=natural_key):
-        reasons = sorted({run.unknown_pretraining for run in unplaced} - {""})
-        why = f" ({'; '.join(reasons)})" if reasons and request.x.startswith("pretrain") else ""
-        notes.append(f"Not shown, because {request.x} is not known{why}: {first_few(names, 5)}.")
-    return notes
+    reasons = sorted({run.unknown_pretraining for run in unplaced} - {""})
+    why = f" ({'; '.join(reasons)})" if reasons and request.x.startswith("pretrain") else ""
+    positive = ", or not above 0" * (request.log_x or request.log_y)
+    return notes + left_out("plot", unplaced, [request.x, request.series], why + positive)
 
 
 def _describe(points: pd.DataFrame, observed: pd.DataFrame) -> str:

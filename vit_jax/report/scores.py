@@ -7,7 +7,7 @@ for several.
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -144,6 +144,14 @@ def summarize(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     within = groups[WITHIN].first().astype(float).where(values.map(len) == 1)
     mean = of_seeds.map(statistics.fmean).astype(float)
     return pd.DataFrame({"values": values, "n": n, "mean": mean, "std": std, "within": within})
+
+
+def left_out(shown: str, runs: Iterable[Run], columns: Iterable[str], why: str = "") -> list[str]:
+    """Returns a sentence that names the runs without a place in a table or plot."""
+    names = sorted({run.name for run in runs}, key=natural_key)
+    unknown = " or ".join(dict.fromkeys(columns))
+    text = f"Not in the {shown}, because {unknown} is not known{why}: {first_few(names, 5)}."
+    return [text] if names else []
 
 
 def values_by_seed(cell: pd.DataFrame) -> tuple[float, ...]:

@@ -25,6 +25,7 @@ from vit_jax.report.scores import (
     METRIC,
     differing_within,
     find_chances,
+    left_out,
     means_over,
     metric_regex,
     observe,
@@ -43,7 +44,7 @@ class Cell:
 
     text: str
     value: float | None = None  # sort key on the HTML page; None: sort by the text
-    kind: str = ""  # CSS classes: "best", "pending" or "state"
+    kind: str = ""  # CSS classes: "best", "pending", "state" or "chance"
     detail: str = ""  # shown as a tooltip; several lines are shown below the text
 
 
@@ -86,7 +87,8 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     metric = request.metric
     axes = {"rows": request.rows, "columns": request.columns}
     observed = observe(frame, metric, request.where, pool=request.pool, **axes)
-    observed = observed[(observed[_KEYS] != "").all(axis="columns")]
+    placed = (observed[_KEYS] != "").all(axis="columns")
+    observed, unplaced = observed[placed], observed[~placed].index
     if len({kind_of(name).lower for name in observed[METRIC]} | {kind_of(metric).lower}) > 1:
         raise ConfigError(
             f"metric={metric} has metrics of which larger values are better, and others of which"
@@ -114,7 +116,9 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
         request.heading,
         [labels.title_of(request.rows), *columns],
         shown + _chance_row(metric, observed, columns),
-        _notes(request, means, observed, pending=bool(pending)) + _lost(request, frame),
+        _notes(request, means, observed, pending=bool(pending))
+        + left_out("table", unplaced, [request.rows, request.columns])
+        + _lost(request, frame),
         metric,
         means.loc[[(name, row) for row in rows for name in columns if (name, row) in scores]],
     )
@@ -123,7 +127,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
 def _chance_row(metric: str, observed: pd.DataFrame, columns: list[str]) -> list[list[Cell]]:
     """Returns a row with the accuracy of guessing, where it is known; none if it never is."""
     chances = find_chances(observed)
-    cells = [Cell(CHANCE)]
+    cells = [Cell(CHANCE, kind=CHANCE)]
     for name in columns:
         found = {*chances[observed["@columns"] == name]}
         value = found.pop() if len(found) == 1 else math.nan

@@ -12,6 +12,7 @@ from vit_jax.data.loader import on_device
 from vit_jax.data.suspicious import training_warnings
 from vit_jax.parallel.mesh import to_devices
 from vit_jax.parallel.processes import barrier, on_first_host
+from vit_jax.rng import usual_numbers
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.train.context import Hook, RunContext, StepOutput, open_context
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 _LARGEST_INITIAL_SHARE = 0.05
 
 
+@usual_numbers()
 def train(
     config: Config,
     workdir: Path,

@@ -18,6 +18,7 @@ random sample.
 import dataclasses
 import hashlib
 import logging
+import posixpath
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -163,14 +164,16 @@ def _list_table(
         name = row.get(column)
         if not isinstance(name, str) or not name:
             raise DataError(f"{where} has no {column}", "the path of an image", "fix the line")
-        if splits.setdefault(name, split) != split:
+        if (known := splits.setdefault(posixpath.normpath(name), split)) != split:
             raise DataError(
-                f"{where}: {name} is in the splits {splits[name]} and {split}",
+                f"{where}: {name} is in the splits {known} and {split}",
                 "one split for an image",
                 "fix the line",
             )
         captions.setdefault(name, []).extend(_check_texts(row.get(feature), where, feature))
-    listing = list_named(path, cache, [(name, "", splits[name]) for name in captions], [""])
+    listing = list_named(
+        path, cache, [(name, "", splits[posixpath.normpath(name)]) for name in captions], [""]
+    )
     return listing, [captions[name] for name in listing.names]
 
 

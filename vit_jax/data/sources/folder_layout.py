@@ -6,7 +6,8 @@
   subfolders may lie beside them. Neither is a folder train, or tr beside te, whose images are in
   subfolders, nor one whose subfolders have the names of the folders beside it. Single folders in
   between do not count, and neither does what is added to each name, such as _aug. Folders that
-  differ in their subfolders, but share what these hold, are domains or sites too.
+  differ in their subfolders, but share what these hold, are domains or sites too. Other subfolders
+  of most folders are named in a line of the log, since they may be the classes.
 - Nor are they classes if their names differ only by a number and say part, fold, images and so on,
   or only by train and test, or if they are images beside masks. Years are classes, with a warning.
 - A split whose images are in none of the folders of the training classes has no labels. It is left
@@ -28,6 +29,7 @@ from vit_jax.errors import DataError, first_few
 log = logging.getLogger(__name__)
 
 _MAX_NAMED = 5
+_COMPRESSED = re.compile(r"(?i).*\.(?:tar\.(?:gz|bz2|xz|zst|lz4?|lzma|z)|t(?:gz|bz2?|xz|zst|lz))")
 # Folders that are parts of a dataset: a word beside the number by which their names differ.
 _PART = re.compile(
     r"(?<![a-z])(?:(?:sub|data)?sets?|parts?|folds?|batch(?:es)?|chunks?|shards?|images?|imgs?"
@@ -87,12 +89,12 @@ def list_children(
 ) -> tuple[list[str], list[str]]:
     """Returns the names of subfolders and of tar files, sorted."""
     folders, others = files.children(folder)
-    compressed = [name for name in others if name.endswith((".tar.gz", ".tgz", ".tar.xz"))]
+    compressed = [name for name in others if _COMPRESSED.fullmatch(name)]
     if compressed:
         raise DataError(
             f"{root / folder / compressed[0]} is compressed",
             "plain tar files",
-            "uncompress it, e.g. with gunzip",
+            "uncompress it, e.g. with gunzip, or move it",
         )
     return folders, [name for name in others if name.endswith(".tar")]
 
@@ -203,10 +205,13 @@ def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None
                 f"{root} has {_stem(place)} with the folders {_alike(names)}, which"
             )
     similar = len(nested) > 1 and 2 * counts.total() > len(nested) * len(counts) > len(nested)
-    if similar or (most and len(nested) == 1):
-        log.warning(
-            "%s: read as classes, although the folders %s are inside: %s; are these splits, folds"
-            " or domains?",
+    # SUN397 and Places365 have a/abbey.
+    likely = similar or len(nested) == 1 or all(len(_name(place)) == 1 for place in nested)
+    if similar or most:
+        log.log(
+            logging.WARNING if likely else logging.INFO,
+            "%s: read as classes, although the folders %s are inside: %s; if those are the classes,"
+            " or these splits, folds or domains, write a CSV file of path,label,split",
             root, alike, places,
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from vit_jax.storage.files import LFS_FIX, LFS_POINTER, is_lfs_pointer, parse_js
 log = logging.getLogger(__name__)
 
 _MAX_NAMED = 10
+_QUOTES = "a value with a separator or quotes in it needs quotes, and quotes in it are doubled"
 # Texts for a value that is not there.
 MISSING = ("nan", "none", "null", "n/a", "#n/a", "na", "<na>", "nat")
 
@@ -36,7 +37,9 @@ def read_csv(path: Path, separator: str) -> Table:
     """Reads a CSV file. `separator` is the usual one; tabs and semicolons are found."""
     rows, lines = [], []
     text = _read(path, "a CSV file")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator_of(text, separator))
+    held, separator = io.StringIO(text, newline=""), separator_of(text, separator)
+    # Else a quote that is not closed takes the lines up to the next one.
+    reader = csv.reader(held, delimiter=separator, strict=True)
     try:
         columns = [name.strip() or f"column {i}" for i, name in enumerate(next(reader, []), 1)]
         for row in filter(None, reader):
@@ -44,12 +47,14 @@ def read_csv(path: Path, separator: str) -> Table:
                 raise DataError(
                     f"line {reader.line_num} of {path} has {len(row)} values",
                     f"{len(columns)}, one for each of {','.join(columns)}",
-                    "fix the line: a value with a separator or quotes in it needs quotes",
+                    f"fix the line: {_QUOTES}",
                 )
             rows.append(dict(zip(columns, row, strict=True)))
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise DataError(f"{path}: {error}", "a CSV file", "fix the file") from None
+        raise DataError(
+            f"line {reader.line_num} of {path}: {error}", "a CSV file", f"fix the line: {_QUOTES}"
+        ) from None
     counts = Counter(name.casefold() for name in columns)
     if twice := [name for name in columns if counts[name.casefold()] > 1]:
         raise DataError(

@@ -30,6 +30,7 @@ path. So every slice, such as train[90%:], is class-balanced and the same on eve
 import dataclasses
 import hashlib
 import logging
+import posixpath
 import re
 import unicodedata
 from collections import Counter
@@ -72,6 +73,8 @@ _MAX_NAMED = 5
 _SHARD = re.compile(r".*(\d{3,}|\D\d+)")
 # Labels that stand for none, beside MISSING.
 _UNLABELLED = ("?", "-", "-1", "-1.0", "unknown", "unlabeled", "unlabelled", "missing")
+# Beside class folders; `list_children` refuses compressed tar files.
+_ARCHIVES = (".zip", ".rar", ".7z")
 _SORT = "sort the images into folders, or list them in a CSV file of path,label"
 log = logging.getLogger(__name__)
 _THREADS = 8
@@ -179,6 +182,8 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
     for split, base in bases:
         names = files.children(base.rstrip("/"))[1]
         loose = [name for name in names if is_image(name)]
+        if archives := [name for name in names if name.lower().endswith(_ARCHIVES)]:
+            log.warning("%s: archives are not read: %s", root, first_few(archives, _MAX_NAMED))
         there = any(group.split == split for group in groups)
         formats = Counter(filter(None, map(unread_format, names)))
         if not there and (not groups or (split == "train" and (loose or formats))):
@@ -377,12 +382,13 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
                 ",".join(table.columns),
                 "fix the line",
             )
-    known = dict[str, str]()
-    for name, label, _ in rows:
-        if known.setdefault(name, label) != label:
+    known = dict[str, tuple[str, str]]()
+    for name, *said in rows:
+        label, split = known.setdefault(posixpath.normpath(name), (said[0], said[1]))
+        if [label, split] != said:
             raise DataError(
-                f"{path} lists {name} as {known[name]} and as {label}",
-                "one label for each image",
+                f"{path} lists {name} as {label} in {split} and as {' in '.join(said)}",
+                "one label and one split for each image",
                 "remove one of the lines",
             )
     return rows

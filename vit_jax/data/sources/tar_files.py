@@ -58,27 +58,36 @@ def tar_members(root: Path, files: LocalFiles | BucketFiles, name: str) -> Membe
 def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, int, int]]:
     places: dict[str, tuple[int, int]] = {}
     links: dict[str, str] = {}
-    names: list[str] = []  # of the links
+    names: dict[str, str] = {}  # As written. Of several members with a name, the last counts.
     try:
         with file, tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
             for member in archive:
                 name = posixpath.normpath(member.name)
                 if member.isreg():
                     places[name] = member.size, member.offset_data
-                    if not _is_hidden(name):
-                        yield member.name, *places[name]
+                    links.pop(name, None)
                 elif member.islnk() or member.issym():
                     base = posixpath.dirname(name) if member.issym() else ""
-                    links[name] = posixpath.normpath(posixpath.join(base, member.linkname))
-                    names.append(member.name)
+                    target = posixpath.normpath(posixpath.join(base, member.linkname))
+                    if member.islnk() and target == name:
+                        continue  # GNU tar, if it is given a file twice.
+                    links[name] = target
+                    places.pop(name, None)
+                else:
+                    continue
+                names[name] = member.name
                 # tarfile keeps every member in memory otherwise.
                 archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
     except (tarfile.TarError, OSError) as error:
         if isinstance(error, OSError) and isinstance(path, BucketPath):
             raise bucket_error(error) from None
         raise _damaged_error(path, error) from None
-    for name in names:
-        if not _is_hidden(name):
+    for own, name in names.items():
+        if _is_hidden(own):
+            continue
+        if own in places:
+            yield name, *places[own]
+        else:
             yield from _linked(name, places, links)
 
 
@@ -147,6 +156,8 @@ def labels_in(
             for key in filter(may_say_split, values):
                 said.setdefault(key, set()).add(str(values[key]))
             label = values.get("cls", values.get("label"))
+            if isinstance(label, float) and label.is_integer():  # As pandas writes them.
+                label = int(label)
             label = str(label) if type(label) in (str, int) else None
         else:
             label = content.decode(errors="replace")
