@@ -143,6 +143,21 @@ def test_padding_keys_get_no_weight_and_leave_the_rest_unchanged():
     assert np.abs(np.asarray(weights)[..., 5]).max() == 0
 
 
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_masked_keys_get_no_weight(implementation):
+    """The Pallas kernel takes no mask, so that another one is used in its place."""
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 5, 2, 8))
+    mask = jnp.arange(5)[None, None, None] != 3
+    want = attend(q, k, v, implementation="einsum", mask=mask)
+    np.testing.assert_allclose(
+        attend(q, k, v, implementation=implementation, mask=mask), want, atol=1e-6
+    )
+    layer = SelfAttention(16, 2, BlockOptions(), implementation=implementation, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 5, 16))
+    got, _ = layer(x.at[:, 3].set(7.0), mask=mask)
+    np.testing.assert_allclose(jnp.delete(got, 3, 1), jnp.delete(layer(x, mask=mask)[0], 3, 1))
+
+
 def test_logits_are_in_float32():
     """Logits 128 and 128.5, which are equal in bfloat16, weigh 1 / (1 + sqrt(e)) and the rest."""
     query = jnp.ones((1, 1, 1, 4), jnp.bfloat16)

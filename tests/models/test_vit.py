@@ -270,7 +270,9 @@ def test_padding_the_tokens_for_a_kernel_changes_nothing():
     model = make(position_embedding="rope_2d", num_registers=2)
     names = ("attention_weights", "block_output", "encoded")
     want, found = run(model, random_images(), return_intermediates=names)
-    model.encoder.attention = AttentionChoice("cudnn", 2, "for this test")  # Blocks keep theirs.
+    model.encoder.attention_choice = AttentionChoice(
+        "cudnn", 2, "for this test"
+    )  # Blocks keep theirs.
     got, padded = run(model, random_images(), return_intermediates=names)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     for name in names:

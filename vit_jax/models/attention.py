@@ -1,4 +1,4 @@
-"""Multi-head self-attention: softmax(Q K^T / sqrt(d)) V."""
+"""Multi-head self-attention: softmax(Q K^T / sqrt(K)) V, with heads of K features."""
 
 from functools import partial
 from typing import Any, Literal
@@ -17,22 +17,22 @@ from vit_jax.models.stacking import save_for_backward
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
-# Number of tokens that are not padding: of all examples, or of each; None: there is no padding.
+# Number of tokens that are not padding: one for all examples, or [B]; None: there is no padding.
 ValidTokens = int | Int[Array, " B"] | None
 # True: the query (third axis) attends to the key (last axis).
 Mask = Bool[Array, "#B 1 N M"]
 # Cosines and sines [N, K] for all images, or [B, N, K] for each.
 Rope = tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
-# The program that computes attention, see `attend`.
+# The code that computes attention, see `attend`.
 Implementation = Literal["xla", "cudnn", "einsum", "pallas"]
 
 
 class SelfAttention(nnx.Module):
     """Multi-head self-attention. Source: arXiv:2010.11929, appendix A.
 
-    `qk_norm` is a LayerNorm over each query and key, with scale but no bias (arXiv:2302.05442).
-    `relative_tokens` is the number of tokens of a `RelativeBias`; None: there is none. Dropout
-    follows the output layer.
+    With `options.qk_norm`, each query and key has a LayerNorm, with scale but no bias
+    (arXiv:2302.05442). `relative_tokens` is the number of tokens of a `RelativeBias`; None: there
+    is none. Dropout follows the output layer.
     """
 
     def __init__(
@@ -83,14 +83,15 @@ class SelfAttention(nnx.Module):
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
-        """Returns the attended tokens, and the values named in `capture`.
+        """Returns the output of self-attention, and the values named in `capture`.
 
-        "attention_weights" are [B, H, N, N]. Kernels do not return them, so they are computed a
-        second time. `rope` has the cosines and sines of `position.rope_2d`. A key turns dropout on.
+        "attention_weights" are [B, H, N, N]. Fused kernels do not return them, so they are computed
+        separately. `rope` has the cosines and sines of `position.rope_2d`. `key` is a random key,
+        which turns dropout on.
         """
         captured = {}
-        if self._is_packed(rope, valid_tokens, capture):
-            attended = self._attend_packed(x, valid_tokens)
+        if self._is_packed(rope, valid_tokens, mask, capture):
+            heads = self._attend_packed(x, valid_tokens)
         else:
             qkv = constrain(_to_heads(self.qkv, x), "batch", None, None, "tensor")
             q, k, v = jnp.moveaxis(qkv, -3, 0)
@@ -99,7 +100,7 @@ class SelfAttention(nnx.Module):
             if rope is not None:
                 q, k = rotate(q, rope), rotate(k, rope)
             bias = None if self.relative is None else self.relative(q)
-            attended = attend(
+            heads = attend(
                 q,
                 k,
                 v,
@@ -110,17 +111,21 @@ class SelfAttention(nnx.Module):
             )
             if "attention_weights" in capture:
                 captured["attention_weights"] = attention_weights(q, k, bias, valid_tokens, mask)
-        out = _from_heads(self.out, constrain(attended, "batch", None, "tensor"))
+        out = _from_heads(self.out, constrain(heads, "batch", None, "tensor"))
         return self.dropout(out, deterministic=key is None, rngs=key), captured
 
     def _is_packed(
-        self, rope: Rope | None, valid_tokens: ValidTokens, capture: tuple[str, ...]
+        self,
+        rope: Rope | None,
+        valid_tokens: ValidTokens,
+        mask: Mask | None,
+        capture: tuple[str, ...],
     ) -> bool:
-        """Whether queries, keys and values go to the Pallas kernel as they leave their matmul."""
-        if self.implementation != "pallas" or isinstance(valid_tokens, jax.Array):
+        """Whether the Pallas kernel can take the output of the matmul `qkv` unchanged."""
+        if not _uses_pallas(self.implementation, valid_tokens, mask):
             return False
-        between = (self.query_norm, self.relative, rope)  # the matmul and the kernel
-        return "attention_weights" not in capture and all(part is None for part in between)
+        steps_between = (self.query_norm, self.relative, rope)
+        return "attention_weights" not in capture and all(step is None for step in steps_between)
 
     def _attend_packed(self, x: Float[Array, "B N D"], valid_tokens: Any) -> jax.Array:
         """Attention by the Pallas kernel, which itself adds the bias of q, k and v."""
@@ -146,19 +151,19 @@ def attend(
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
-    "einsum" is the formula written out, with a softmax that keeps only its result for the backward
-    pass. On CPUs, where no kernel fuses these operations, it makes a training step about 10 %
+    "einsum" is the formula written out, with a softmax whose backward pass needs only its result.
+    On CPUs, where no kernel fuses these operations, it makes a training step about 10 %
     faster. "pallas" is `pallas_attention.attend_packed`, for self-attention. "xla" and "cudnn" are
     kernels of `jax.nn.dot_product_attention`.
 
-    Keys and values after the first `valid_tokens` are padding and get no weight. The Pallas kernel
-    takes one number for all examples; with one per example, XLA's kernel is used. Keys where the
-    mask is False get no weight either; only "einsum" and "xla" take a mask.
+    Keys and values after the first `valid_tokens` are padding and get no weight. Keys where the
+    mask is False get no weight either. The Pallas kernel takes no mask and one number of valid
+    tokens for all examples; otherwise XLA's kernel is used in its place.
     """
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, valid_tokens, mask).astype(value.dtype)
         return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
-    if implementation == "pallas" and not isinstance(valid_tokens, jax.Array):
+    if _uses_pallas(implementation, valid_tokens, mask):
         from vit_jax.models.pallas_attention import attend_packed
 
         return attend_packed(
@@ -178,6 +183,12 @@ def attend(
     )
 
 
+def _uses_pallas(
+    implementation: Implementation, valid_tokens: ValidTokens, mask: Mask | None
+) -> bool:
+    return implementation == "pallas" and mask is None and not isinstance(valid_tokens, jax.Array)
+
+
 def attention_weights(
     query: Float[Array, "B N H K"],
     key: Float[Array, "B M H K"],
@@ -185,25 +196,26 @@ def attention_weights(
     valid_tokens: ValidTokens = None,
     mask: Mask | None = None,
 ) -> Float[Array, "B H N M"]:
-    """Returns the weights that `attend` applies, f32, each row summing to 1."""
-    scaled = query * query.shape[-1] ** -0.5
-    logits = jnp.einsum("bnhk,bmhk->bhnm", scaled, key, preferred_element_type=jnp.float32)
+    """Returns the weights that `attend` applies, float32, each row summing to 1."""
+    scaled_query = query * query.shape[-1] ** -0.5
+    logits = jnp.einsum("bnhk,bmhk->bhnm", scaled_query, key, preferred_element_type=jnp.float32)
     logits = logits if bias is None else logits + bias
     if mask is not None:  # Not -inf, so that a query without any key gets finite weights.
         logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
-    if valid_tokens is not None:
-        real = jnp.arange(key.shape[1])[None] < jnp.reshape(jnp.asarray(valid_tokens), (-1, 1))
-        logits = jnp.where(real[:, None, None], logits, -jnp.inf)
+    if valid_tokens is not None:  # -inf is safe here: every example has a valid token.
+        is_valid = jnp.arange(key.shape[1])[None] < jnp.reshape(jnp.asarray(valid_tokens), (-1, 1))
+        logits = jnp.where(is_valid[:, None, None], logits, -jnp.inf)
     return softmax(logits)
 
 
 def _to_heads(
     layer: nnx.LinearGeneral, x: Float[Array, "B N D"], *, add_bias: bool = True
 ) -> Float[Array, "B N *S"]:
-    """Returns layer(x), as one product of two matrices where heads are not sharded.
+    """Returns layer(x). If heads are not sharded, it is computed as one product of two matrices.
 
-    XLA then writes rows of features, as the kernels read them. For several output axes (q, k, v,
-    heads, features) it chooses layouts for a TPU that must be copied, a fifth of a step's traffic.
+    XLA then writes the features of each token contiguously, as the kernels read them. For several
+    output axes (q, k, v, heads, features) it chooses layouts for a TPU that must be copied, a fifth
+    of a step's memory traffic.
     """
     kernel = layer.kernel[...].astype(layer.dtype)
     if devices_along("tensor") == 1:
@@ -219,7 +231,8 @@ def _from_heads(layer: nnx.LinearGeneral, x: Float[Array, "B N H K"]) -> Float[A
     x, kernel = x.astype(layer.dtype), layer.kernel[...].astype(layer.dtype)
     if devices_along("tensor") == 1:
         x, kernel = x.reshape(*x.shape[:2], -1), kernel.reshape(-1, kernel.shape[-1])
-    y = jnp.tensordot(save_for_backward(x), kernel, x.ndim - 2)
+    contracted_axes = x.ndim - 2
+    y = jnp.tensordot(save_for_backward(x), kernel, contracted_axes)
     assert layer.bias is not None
     return y + layer.bias[...].astype(layer.dtype)[None, None]
 

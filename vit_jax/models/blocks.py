@@ -1,4 +1,4 @@
-"""The Transformer encoder: a stack of identical blocks of self-attention and MLP."""
+"""The Transformer encoder: a stack of blocks of self-attention and MLP."""
 
 import dataclasses
 from functools import partial
@@ -43,9 +43,10 @@ class EncoderShape:
 class EncoderBlock(nnx.Module):
     """Self-attention and MLP, each with LayerNorm, a residual and optionally a layer scale.
 
+    With f the attention or the MLP, the norm placements are
     pre: x = x + f(norm(x));  post: x = norm(x + f(x));  res_post: x = x + norm(f(x)).
-    A layer scale multiplies the branch last, just before it is added. A block's own position table
-    is added to its input.
+    A layer scale multiplies what is added to x, after its norm. A block's own position table is
+    added to its input.
 
     Source: arXiv:2010.11929, equations 2 and 3 (pre); arXiv:1706.03762, section 3.1 (post);
     arXiv:2111.09883, section 3.2 (res_post); arXiv:2010.11929, D.4 (a position table in every
@@ -64,7 +65,7 @@ class EncoderBlock(nnx.Module):
     ):
         width, dtype, scale = shape.width, jnp.dtype(options.dtype), options.layer_scale
         make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
-        self.position_embedding = position_table and build_table(position_table, rngs=rngs)
+        self.position_embedding = build_table(position_table, rngs=rngs) if position_table else None
         self.attention_norm = make_norm()
         self.attention = SelfAttention(
             width,
@@ -101,7 +102,7 @@ class EncoderBlock(nnx.Module):
         if self.position_embedding is not None:
             x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
 
-        attended, captured = self.attention(
+        attention_output, captured = self.attention(
             self.attention_norm(x) if pre else x,
             rope=rope,
             valid_tokens=valid_tokens,
@@ -109,12 +110,14 @@ class EncoderBlock(nnx.Module):
             key=keys[0],
             capture=capture,
         )
-        x = self._add(x, attended, self.attention_norm, self.attention_scale, keys[1], drop_rate)
+        norm, scale = self.attention_norm, self.attention_scale
+        x = self._add(x, attention_output, norm, scale, keys[1], drop_rate)
 
-        processed = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
-        x = self._add(x, processed, self.mlp_norm, self.mlp_scale, keys[3], drop_rate)
+        mlp_output = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
+        x = self._add(x, mlp_output, self.mlp_norm, self.mlp_scale, keys[3], drop_rate)
 
-        captured |= {"attention_output": attended, "mlp_output": processed, "block_output": x}
+        captured |= {"attention_output": attention_output, "mlp_output": mlp_output}
+        captured["block_output"] = x
         return x, {name: captured[name] for name in BLOCK_INTERMEDIATES if name in capture}
 
     def _add(
@@ -126,7 +129,7 @@ class EncoderBlock(nnx.Module):
         key: jax.Array | None,
         drop_rate: Float[Array, ""] | None,
     ) -> Float[Array, "B N D"]:
-        """Adds a branch to x, with the norm where the placement has it."""
+        """Adds a branch, the output of attention or MLP, to x; applies a norm that follows it."""
         branch = constrain(branch, "batch")
         if self.norm_placement == "res_post":
             branch = norm(save_for_backward(branch))
@@ -137,19 +140,20 @@ class EncoderBlock(nnx.Module):
 
 
 def drop_branch(
-    branch: Float[Array, "B N D"], key: jax.Array | None, rate: Float[Array, ""] | None
+    branch: Float[Array, "B N D"], key: jax.Array | None, drop_rate: Float[Array, ""] | None
 ) -> Float[Array, "B N D"]:
-    """Drops a residual branch for whole examples without changing its mean."""
-    if key is None or rate is None:
+    """Stochastic depth: zeroes the branch of random examples, divides others by 1 - drop_rate."""
+    if key is None or drop_rate is None:
         return branch
-    is_kept = jax.random.bernoulli(key, 1 - rate, (branch.shape[0], 1, 1))
-    return jnp.where(is_kept, branch / (1 - rate).astype(branch.dtype), 0)
+    is_kept = jax.random.bernoulli(key, 1 - drop_rate, (branch.shape[0], 1, 1))
+    return jnp.where(is_kept, branch / (1 - drop_rate).astype(branch.dtype), 0)
 
 
 def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
     """Makes XLA store each token's features contiguously.
 
-    On each device by itself: a constraint on a sharded array would gather it on every device.
+    Each device does this by itself, because a layout of a sharded array would gather it on every
+    device.
     """
 
     def constrained(part: jax.Array) -> jax.Array:
@@ -159,11 +163,12 @@ def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
 
 
 class Encoder(nnx.Module):
-    """Identical blocks, one after the other. Every parameter of `blocks` has a leading axis L.
+    """L blocks of the same structure, one after the other.
 
-    `tokens` is the length of a sequence, for the attention kernel and the relative bias. `platform`
-    is where the model will run; None: the default backend. `position_table` is the table that each
-    block has; with `relative`, each block has a learned bias for each offset between two tokens.
+    Every parameter of `blocks` has a leading axis L. `tokens` is the number of tokens, for the
+    attention kernel and the relative positions. `platform` is where the model will run; None: the
+    default backend. `position_table` describes the table that each block has; with `relative`, each
+    block has relative positions, see `position.RelativeBias`.
     """
 
     def __init__(
@@ -178,7 +183,7 @@ class Encoder(nnx.Module):
         rngs: nnx.Rngs,
     ):
         platform = platform or jax.default_backend()
-        self.attention = choose_attention(
+        self.attention_choice = choose_attention(
             options.attention_implementation,
             tokens=tokens,
             head_dim=shape.width // shape.num_heads,
@@ -191,7 +196,7 @@ class Encoder(nnx.Module):
             EncoderBlock,
             shape,
             options,
-            implementation=self.attention.implementation,
+            implementation=self.attention_choice.implementation,
             position_table=position_table,
             relative_tokens=tokens if relative else None,
         )
@@ -201,7 +206,7 @@ class Encoder(nnx.Module):
         self.has_constant_rate = options.stochastic_depth_rates == "constant"
         self.loop = layer_loop(options.scan, options.remat)
         # XLA's GPU compiler may otherwise choose a layout that is converted at every matmul, a
-        # tenth of a step's traffic.
+        # tenth of a step's memory traffic.
         self.stores_rows = platform in ("gpu", "cuda")
 
     def __call__(
@@ -216,14 +221,14 @@ class Encoder(nnx.Module):
         capture: tuple[str, ...] = (),
         span: tuple[int, int] | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
-        """Returns the tokens after the last block, and the captured intermediates of all blocks.
+        """Returns the tokens after the last block, and the captured intermediates of the blocks.
 
         `position` is a table added to the input of every block. Tokens after the first
         `valid_tokens` get no attention. A key turns dropout and stochastic depth on. With a span
         (first, end), only the blocks first to end - 1 are applied, counted from 0.
         """
         tokens = x.shape[1]
-        padding = -tokens % self.attention.token_multiple
+        padding = -tokens % self.attention_choice.token_multiple  # Up to the next multiple.
         if padding:
             x, position, rope = jax.tree.map(
                 lambda rows: jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, padding), (0, 0)]),
@@ -257,11 +262,13 @@ class Encoder(nnx.Module):
         )
         if padding:
             x = x[:, :tokens]
-            captured = {n: without_padding(n, value, tokens) for n, value in captured.items()}
+            captured = {
+                name: without_padding(name, value, tokens) for name, value in captured.items()
+            }
         return constrain(x, "batch"), captured
 
 
 def without_padding(name: str, value: jax.Array, tokens: int) -> jax.Array:
-    """Returns an intermediate without the tokens after the first `tokens`."""
+    """Returns the first `tokens` tokens of an intermediate."""
     value = value[..., :tokens, :]
     return value[..., :tokens] if name == "attention_weights" else value

@@ -36,7 +36,13 @@ INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 
 
 class ViT(ImageModel):
-    """Vision Transformer: patches -> tokens -> encoder -> pooling -> head."""
+    """Vision Transformer: images -> patches -> tokens -> encoder -> pooling -> head.
+
+    P is the number of patches, N that of tokens: class token, registers and patches. A position
+    table is added before the first block (`position_placement` "stem"), before every block
+    ("shared"), or every block has its own ("every_layer"). Rope and relative positions are part of
+    the attention.
+    """
 
     tokens: int  # pyright: ignore[reportIncompatibleVariableOverride]
     parts = (
@@ -57,7 +63,8 @@ class ViT(ImageModel):
         check_sizes(shape, options, image_size)
         self.config = options
         width, dtype = shape.width, jnp.dtype(options.dtype)
-        self.image_size, self.dtype, self.pooling = image_size, dtype, options.pooling
+        self.image_size, self.dtype = image_size, dtype
+        self.pooling, self.norm_after_pooling = options.pooling, options.norm_after_pooling
         self.grid = (image_size[0] // shape.stride, image_size[1] // shape.stride)
         num_patches = self.grid[0] * self.grid[1]
         self.num_prefix = has_class_token(options) + options.num_registers
@@ -66,7 +73,7 @@ class ViT(ImageModel):
 
         loop = {"remat": options.remat, "scan": options.scan}
         make_stem = partial(Trunk, dtype=dtype, **loop, rngs=rngs)
-        self.stem = None if shape.stem is None else make_stem(shape.stem, 1)
+        self.stem = None if shape.stem is None else make_stem(shape.stem, version=1)
         channels = 3 if shape.stem is None else shape.stem.channels
         self.patch_embedding = PatchEmbedding(
             shape.patch_size,
@@ -77,12 +84,12 @@ class ViT(ImageModel):
             rngs=rngs,
         )
         self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if has_class_token(options) else None
-        registers = options.num_registers
-        self.registers = learned_tokens(registers, width, rngs) if registers else None
+        count = options.num_registers
+        self.registers = learned_tokens(count, width, rngs) if count else None
         table = position_table(options, self.grid, width)
         in_blocks = options.position_placement == "every_layer"
         input_table = None if in_blocks else table
-        self.position_embedding = input_table and build_table(input_table, rngs=rngs)
+        self.position_embedding = build_table(input_table, rngs=rngs) if input_table else None
         self.position_placement = options.position_placement
         stored_grid = None if table is None else table.stored_grid
         self.stored_grid = stored_grid or self.grid
@@ -99,9 +106,8 @@ class ViT(ImageModel):
             platform=platform,
             rngs=rngs,
         )
-        log_choice(self.encoder.attention, self.tokens)
+        log_choice(self.encoder.attention_choice, self.tokens)
         self.norm = None if options.norm_placement == "post" else make_norm()
-        self.norm_after_pooling = options.norm_after_pooling
         make_pooling = partial(AttentionPooling, width, shape.num_heads, shape.mlp_dim, options)
         self.attention_pooling = make_pooling(rngs=rngs) if self.pooling == "map" else None
         self.head = Head(
@@ -121,12 +127,12 @@ class ViT(ImageModel):
     ) -> Float[Array, "B C"] | tuple[Float[Array, "B C"], dict[str, jax.Array]]:
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
-        "embedded" and "encoded" are tokens [B, N, D], "pre_logits" [B, F], and with a leading axis
-        over the blocks "attention_weights" [L, B, H, N, N], "attention_output", "mlp_output" and
-        "block_output" [L, B, N, D].
+        "embedded" and "encoded" are tokens [B, N, D], "pre_logits" what the last layer of the head
+        gets. Of the L blocks: "attention_weights" [L, B, heads, N, N]; "attention_output" and
+        "mlp_output", before they are added, and "block_output", each [L, B, N, D].
 
         Args:
-            images: floating point [B, H, W, 3] in [-1, 1], of the model's image size.
+            images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             return_intermediates: names from `intermediates`.
         """
@@ -135,30 +141,30 @@ class ViT(ImageModel):
         check_intermediates(return_intermediates, self.intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         embedded = self.embed(self.patches(images), key=keys[0])
-        encoded, found = self.encode(embedded, key=keys[1], capture=return_intermediates)
+        encoded, captured = self.encode(embedded, key=keys[1], capture=return_intermediates)
         logits, pre_logits = self.head(self.pool(encoded))
-        found |= {"embedded": embedded, "encoded": encoded, "pre_logits": pre_logits}
-        return with_intermediates(logits, found, return_intermediates)
+        captured |= {"embedded": embedded, "encoded": encoded, "pre_logits": pre_logits}
+        return with_intermediates(logits, captured, return_intermediates)
 
-    def patches(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B N D"]:
-        """Returns the embedded patches of the images or, in a hybrid, of the stem's last map."""
+    def patches(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B P D"]:
+        """Embeds the patches of the images or, in a hybrid, of the last map of its ResNet."""
         if self.stem is not None:
             images = list(self.stem(images).values())[-1]
         return self.patch_embedding(images)
 
     def embed(
         self,
-        patches: Float[Array, "B N D"],
-        position_rows: Float[Array, "A M D"] | None = None,
+        patches: Float[Array, "B P D"],
+        position_rows: Float[Array, "#B N D"] | None = None,
         *,
         key: jax.Array | None = None,
-    ) -> Float[Array, "B M D"]:
+    ) -> Float[Array, "B N D"]:
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
-        `position_rows` are the position vectors of all M tokens, for all images (A is 1) or for
-        each; None: those of the whole grid. A key turns dropout on.
+        `position_rows` are the position vectors of these tokens, for all images or for each; None:
+        the model's own, which need all patches of the grid. A key turns dropout on.
         """
-        if position_rows is None:  # "stem": added here, to the input of the encoder.
+        if position_rows is None:
             position_rows = self.positions("stem")
         prefix = [
             jnp.broadcast_to(token[...].astype(self.dtype), (len(patches), *token.shape[1:]))
@@ -172,35 +178,36 @@ class ViT(ImageModel):
 
     def encode(
         self,
-        x: Float[Array, "B M D"],
+        x: Float[Array, "B N D"],
         *,
         rope: Rope | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
         span: tuple[int, int] | None = None,
-    ) -> tuple[Float[Array, "B M D"], dict[str, jax.Array]]:
+    ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the tokens after the blocks and the final norm, and intermediates of the blocks.
 
-        `rope` has the angles of these tokens; None: those of the whole grid, if the model has any.
-        With a span (first, end), only the blocks first to end - 1 are applied, without the norm.
+        `rope` has the angles of these tokens, if the model has any; None: those of all tokens, as
+        always for a table that is not added in `embed`. With a span (first, end), only the blocks
+        first to end - 1 are applied, without the final norm.
         """
         if self.has_rope and rope is None:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
             rope = jnp.asarray(cos), jnp.asarray(sin)
         position = self.positions("shared")
-        x, found = self.encoder(
+        x, captured = self.encoder(
             x, position=position, rope=rope, key=key, capture=capture, span=span
         )
-        return (self.final_norm(x) if span is None else x), found
+        return (self.final_norm(x) if span is None else x), captured
 
-    def positions(self, placement: str) -> Float[Array, "1 M D"] | None:
-        """Returns the position table of all tokens if it is added at this place; else None."""
+    def positions(self, placement: str) -> Float[Array, "1 N D"] | None:
+        """Returns the position table of all tokens if the model has this placement; else None."""
         if self.position_embedding is None or self.position_placement != placement:
             return None
         return self.position_embedding(self.tokens)
 
-    def pool(self, encoded: Float[Array, "B M D"]) -> Float[Array, "B F"]:
-        """Returns the features of each image, from which the head computes the logits."""
+    def pool(self, encoded: Float[Array, "B N D"]) -> Float[Array, "B F"]:
+        """Returns a vector for each image, for the head; F is D, or P * D for pooling "flatten"."""
         if self.attention_pooling is not None:
             return self.attention_pooling(encoded[:, self.num_prefix :])
         features = pool(encoded, self.pooling, self.num_prefix)
@@ -208,11 +215,8 @@ class ViT(ImageModel):
             return self.norm(features)
         return features
 
-    def final_norm(self, x: Float[Array, "B *M D"]) -> Float[Array, "B *M D"]:
-        """Applies the final norm to tokens.
-
-        Maps of the stem, and tokens of a model with `norm_after_pooling`, are returned unchanged.
-        """
+    def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
+        """Applies the final norm to tokens, if the model has it before pooling; not to maps."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -220,13 +224,13 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """See `ImageModel.layer_outputs`."""
+        """Returns the tokens after some blocks, 0 for none, and maps of the stem by name."""
         check_images(images, self.image_size)
         maps = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
         outputs: dict[Layer, Array] = {}
         if self.stem is not None:
-            outputs |= self.stem(images, maps=None if numbers else maps)
+            outputs |= self.stem(images, maps=None if numbers else maps)  # None: all of them.
             images = list(outputs.values())[-1]
         x = self.embed(self.patch_embedding(images)) if numbers else images
         done = 0
