@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from vit_jax.train import inputs
-from vit_jax.train.hooks.log import LogHook
 from vit_jax.train.program import build_program
 from vit_jax.train.signals import StopSignals
+from vit_jax.train.step_log import StepLog
 
 # Sections and keys that a program does not depend on.
 _SECTIONS = ("checkpoint", "logging", "profile", "early_stopping", "fewshot")
@@ -43,11 +43,11 @@ def _share_programs():
 def stop_after(step, monkeypatch, stop=None):
     """Returns StopSignals that are requested after a step. A later request is not affected."""
     stop = stop or StopSignals()
-    dispatched = LogHook.after_step
+    add = StepLog.add
 
-    def after_step(self, context, output):
-        stop.requested = stop.requested or output.step == step
-        dispatched(self, context, output)
+    def add_and_stop(self, number, *outputs):
+        stop.requested = stop.requested or number == step
+        add(self, number, *outputs)
 
-    monkeypatch.setattr(LogHook, "after_step", after_step)
+    monkeypatch.setattr(StepLog, "add", add_and_stop)
     return stop

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,15 @@ from vit_jax.parallel.processes import barrier, on_first_host
 from vit_jax.rng import usual_numbers
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.time_account import TimeAccount
-from vit_jax.train.context import Hook, RunContext, StepOutput, open_context
-from vit_jax.train.hooks.evaluate import EvaluateHook
-from vit_jax.train.hooks.log import LogHook
-from vit_jax.train.hooks.profile import ProfileHook
-from vit_jax.train.hooks.save import SaveHook
-from vit_jax.train.hooks.stop import StopHook
+from vit_jax.train.evaluations import Evaluations
 from vit_jax.train.inputs import RunInputs, open_inputs
+from vit_jax.train.profile import Profile
 from vit_jax.train.program import Program
+from vit_jax.train.saves import Saves
+from vit_jax.train.session import Session, open_session
 from vit_jax.train.signals import Stopped, StopSignals
 from vit_jax.train.state import TrainState
+from vit_jax.train.step_log import StepLog
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +68,9 @@ def train(
             _warn_of_average(inputs.config, inputs.program.total_steps)
         with (
             _closing(account),
-            open_context(inputs, folder, stop, account, verbose=verbose) as context,
+            open_session(inputs, folder, stop, account, verbose=verbose) as session,
         ):
-            result = _train(context)
+            result = _train(session)
         result["seconds"] = account.seconds()
         folder.write_json("result.json", result)
     return result
@@ -116,49 +115,52 @@ def _closing(account: TimeAccount) -> Iterator[None]:
     account.close("finished")
 
 
-def _train(context: RunContext) -> dict[str, Any]:
-    """Trains from `context.start` to the end; returns the content of result.json."""
-    logger = LogHook(context)
-    evaluation = EvaluateHook(context, logger)
-    save = SaveHook(context, logger)
-    context.progress.upcoming |= {
-        "evaluation": evaluation.next_step,
-        "save": lambda step: save.next_step(context, step),
-    }
-    step, state = context.start.step, context.start.state
-    evaluation.resume()
-    if not context.is_last(step):
-        hooks = (
-            logger,
-            evaluation,
-            StopHook(evaluation, save),
-            save,
-            ProfileHook(context, logger),
-        )
-        step, state = _run_steps(context, logger, hooks)
-    with context.account.part("evaluation"):
-        return context.result(step, logger.figures | evaluation.final_metrics(step, state))
+def _train(session: Session) -> dict[str, Any]:
+    """Trains from `session.start` to the end; returns the content of result.json."""
+    log, evaluations, saves = StepLog(session), Evaluations(session), Saves(session)
+    session.progress.upcoming |= {"evaluation": evaluations.next_step, "save": saves.next_step}
+    step, state = session.start.step, session.start.state
+    evaluations.resume()
+    if not session.is_last(step):
+        step, state = _run_steps(session, log, evaluations, saves)
+    with session.account.part("evaluation"):
+        return session.result(step, log.figures | evaluations.final_metrics(step, state))
 
 
 def _run_steps(
-    context: RunContext, logger: LogHook, hooks: Sequence[Hook]
+    session: Session, log: StepLog, evaluations: Evaluations, saves: Saves
 ) -> tuple[int, TrainState]:
     """Runs the remaining training steps; returns the last step and the state after it."""
-    mesh, step, state = context.program.mesh, context.start.step, context.start.state
-    with context.account.part("compile"):
-        logger.compile_steps()
+    mesh, step, state = session.program.mesh, session.start.step, session.start.state
+    profile = Profile(session, log.paused)
+    with session.account.part("compile"):
+        log.compile_steps()
         # Gloo fails if processes reach the first collective more than 30 s apart.
         barrier("compile the training step")
-    with context.account.part("steps"), context.open_feed(step) as feed:
-        logger.restart_clock()
-        while not context.is_last(step):
-            program = context.program.at(step)
-            step += 1
-            host_batch = logger.next_batch(feed)
+    with session.account.part("steps"), session.open_feed(step) as feed:
+        log.restart_clock()
+        while not session.is_last(step):
+            program = session.program.at(step)
+            with log.waiting():
+                host_batch = next(feed)
             sized = cut_to(on_device(host_batch), program.task.train_preprocessing)
             batch = to_devices(sized, mesh)
-            state, metrics = program.compiled(state, batch, *context.frozen)
-            output = StepOutput(step, state, metrics, batch, host_batch)
-            for hook in hooks:
-                hook.after_step(context, output)
+            state, metrics = program.compiled(state, batch, *session.frozen)
+            step += 1
+            log.add(step, metrics, host_batch)
+
+            # Evaluated before it is saved, because the best weights so far are always saved.
+            if evaluations.is_due(step) and not session.stop_requested():
+                with log.paused():
+                    evaluations.run_due(step, state.eval_params)
+            stopping = session.stop_requested()
+            session.checkpoints.check()
+            if stopping or saves.is_due(step):
+                with log.paused():  # All steps before were finite.
+                    saves.save(step, state)
+            # A run whose last step is saved and evaluated has nothing left to stop.
+            if stopping and not (session.is_last(step) and evaluations.is_complete(step)):
+                saves.wait()
+                raise Stopped(step)
+            profile.after_step(step)
     return step, state

@@ -1,14 +1,13 @@
-"""The objects that all parts of a run share, and the interface of hooks."""
+"""One session of a run: what its parts share, from opening its folder to closing its files."""
 
 import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
-import numpy as np
 
 from vit_jax.config.run import Config
 from vit_jax.data.cache import cached
@@ -30,11 +29,10 @@ from vit_jax.train.program import Program
 from vit_jax.train.progress import ProgressView
 from vit_jax.train.signals import StopSignals
 from vit_jax.train.start import Start, restore_or_init
-from vit_jax.train.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class RunContext:
+class Session:
     """One session of a run: its program, data, folder and outputs."""
 
     config: Config
@@ -89,35 +87,15 @@ class RunContext:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class StepOutput:
-    """The output of a step, for hooks. Its arrays may not be computed yet."""
-
-    step: int  # number of updates made
-    state: TrainState  # the next step deletes its arrays
-    metrics: dict[str, jax.Array]  # f32 scalars
-    batch: dict[str, jax.Array]  # before augmentation
-    host_batch: dict[str, np.ndarray]  # this host's rows, with the arrays that stay on the host
-
-
-@runtime_checkable
-class Hook(Protocol):
-    """An action after training steps."""
-
-    def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Called after each step has been dispatched to the devices."""
-        ...
-
-
 @contextlib.contextmanager
-def open_context(
+def open_session(
     inputs: RunInputs,
     folder: RunFolder,
     stop: StopSignals,
     account: TimeAccount,
     *,
     verbose: bool = True,
-) -> Iterator[RunContext]:
+) -> Iterator[Session]:
     """Restores or initialises a run, and opens its outputs.
 
     `account` is opened in the run folder and told where the run continues.
@@ -163,7 +141,7 @@ def open_context(
         progress = ProgressView(
             program.total_steps, start.step, enabled=folder.is_writer and verbose
         )
-        yield RunContext(
+        yield Session(
             config=config,
             program=program,
             frozen=program.load_frozen(),

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from vit_jax.data.loader import Feed
 from vit_jax.errors import DataError, DivergenceError
 from vit_jax.run.compile_cache import watch_compile_cache
-from vit_jax.train.context import RunContext, StepOutput
+from vit_jax.train.session import Session
 from vit_jax.train.step_choice import check_step
 from vit_jax.train.telemetry import DeviceClock, Telemetry
 
@@ -27,36 +26,36 @@ _FINITE = ("train/loss", "train/gradient_norm", "train/update_norm")
 _MAX_SHOWN = 20
 
 
-class LogHook:
+class StepLog:
     """Logs training steps and measures their speed."""
 
-    def __init__(self, context: RunContext):
-        self._context, self._clock = context, DeviceClock()
-        context.on_exit(self._clock.close)
-        batch_size = context.config.data.global_batch_size
-        self._telemetry = Telemetry(batch_size, context.program.flops_per_image)
+    def __init__(self, session: Session):
+        self._session, self._clock = session, DeviceClock()
+        session.on_exit(self._clock.close)
+        batch_size = session.config.data.global_batch_size
+        self._telemetry = Telemetry(batch_size, session.program.flops_per_image)
         self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self._skipped: set[int] = set()
         self._compile_time_s = 0.0
 
     def compile_steps(self) -> None:
         """Compiles a step for each size, and prints the sizes of the run and how long this took."""
-        for name, (share, program) in self._context.program.trained.items():
+        for name, (share, program) in self._session.program.trained.items():
             begin = time.perf_counter()
-            stage = self._context.progress.stage("compiling the training step", line=True)
+            stage = self._session.progress.stage("compiling the training step", line=True)
             with stage, watch_compile_cache() as cache:
                 step_fn = program.compiled
             check_step(step_fn, program.mesh)
             seconds = time.perf_counter() - begin
             self._compile_time_s += seconds
             often = f", {share:.0%} of the steps ({name})" if name else ""
-            self._context.progress.print_line(
+            self._session.progress.print_line(
                 f"{program.config.model.label}: {program.num_parameters():,} parameters, "
                 f"{program.task.flops_per_image / 1e9:.2f} GFLOPs per training image{often}, "
                 f"{jax.device_count()} {jax.devices()[0].device_kind}, "
                 f"compiled in {seconds:.1f} s{cache}"
             )
-            self._context.progress.print_line(f"step: {program.choice}")
+            self._session.progress.print_line(f"step: {program.choice}")
 
     @property
     def figures(self) -> dict[str, int]:
@@ -66,27 +65,35 @@ class LogHook:
     def restart_clock(self) -> None:
         """Starts a new measurement of speed."""
         self._telemetry.read()
-        self._context.progress.begin_steps()
+        self._session.progress.begin_steps()
 
-    def next_batch(self, feed: Feed) -> dict[str, np.ndarray]:
-        """Returns the next batch; measures the host's waiting time while devices are idle."""
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measures how long the devices are idle while the host waits for the next batch."""
         begin = time.perf_counter()
-        batch = next(feed)
+        yield
         end, idle_since = time.perf_counter(), self._clock.idle_since()
         if idle_since is not None:
             self._telemetry.add_data_wait(end - max(begin, idle_since))
         if idle_since is not None or not self._clock.is_started:
-            self._context.account.move(end - max(begin, idle_since or begin), "data")
-        return batch
+            self._session.account.move(end - max(begin, idle_since or begin), "data")
 
-    def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Queues the metrics of this step and reads those of earlier steps."""
-        self._clock.watch_step(output.metrics["train/loss"])
-        self._note_skipped(output.host_batch["skipped"])
-        context.examples.write(output.step, output.host_batch["index"])
-        self._pending.append((output.step, output.metrics))
+    def add(
+        self, step: int, metrics: dict[str, jax.Array], host_batch: dict[str, np.ndarray]
+    ) -> None:
+        """Queues the metrics of a step that was dispatched, and reads those of earlier steps.
+
+        Args:
+            step: number of updates made.
+            metrics: f32 scalars, which may not be computed yet.
+            host_batch: this host's rows of the batch.
+        """
+        self._clock.watch_step(metrics["train/loss"])
+        self._note_skipped(host_batch["skipped"])
+        self._session.examples.write(step, host_batch["index"])
+        self._pending.append((step, metrics))
         # The first step is shown at once: the next ones may take long.
-        is_first = output.step == context.start.step + 1
+        is_first = step == self._session.start.step + 1
         self._read(keep=0 if is_first else _STEPS_IN_FLIGHT)
 
     @contextlib.contextmanager
@@ -104,20 +111,20 @@ class LogHook:
             values = {name: value.item() for name, value in jax.device_get(arrays).items()}
             self._check_finite(step, values)
             self._telemetry.count_step()
-            self._context.account.step = step
-            self._context.progress.advance(step, values["train/loss"], self._telemetry.speed)
-            interval = self._context.config.logging.interval_steps
-            if step % interval == 0 or self._context.is_last(step):
+            self._session.account.step = step
+            self._session.progress.advance(step, values["train/loss"], self._telemetry.speed)
+            interval = self._session.config.logging.interval_steps
+            if step % interval == 0 or self._session.is_last(step):
                 self._write(step, values)
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         values |= self._telemetry.read()
-        values |= {f"seconds/{part}": s for part, s in self._context.account.seconds().items()}
+        values |= {f"seconds/{part}": s for part, s in self._session.account.seconds().items()}
         values["train/compile_time_s"] = self._compile_time_s
-        if self._context.config.data.on_bad_example == "skip":
+        if self._session.config.data.on_bad_example == "skip":
             values["train/skipped_examples"] = len(self._skipped)
-        self._context.metrics.write(step, values)
-        self._context.progress.show_step(step, values)
+        self._session.metrics.write(step, values)
+        self._session.progress.show_step(step, values)
 
     def _note_skipped(self, skipped: np.ndarray) -> None:
         """Logs each bad example of this host once; `skipped` has -1 where there is none."""
@@ -125,7 +132,7 @@ class LogHook:
             self._skipped.add(index)
             if len(self._skipped) > _MAX_SHOWN:
                 continue
-            source = self._context.source
+            source = self._session.source
             try:
                 what = f"example {source[index].id} of {source.name}"
             except DataError as error:
@@ -134,12 +141,12 @@ class LogHook:
             log.warning("skipped because it cannot be used: %s%s", what, more)
 
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
-        context = self._context
+        session = self._session
         for name in _FINITE:
             if math.isfinite(values[name]):
                 continue
-            context.checkpoints.wait()
-            kept = context.checkpoints.steps()
+            session.checkpoints.wait()
+            kept = session.checkpoints.steps()
             raise DivergenceError(
                 f"{name} is {values[name]} at step {step}",
                 "a finite number",

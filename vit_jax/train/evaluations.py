@@ -14,8 +14,7 @@ from vit_jax.parallel.processes import is_first_host, on_first_host
 from vit_jax.run.about import evaluated_item
 from vit_jax.run.damage import weights_digest
 from vit_jax.tasks.task import Evaluator
-from vit_jax.train.context import RunContext, StepOutput
-from vit_jax.train.hooks.log import LogHook
+from vit_jax.train.session import Session
 from vit_jax.train.signals import Stopped
 from vit_jax.train.state import TrainState
 
@@ -24,26 +23,35 @@ log = logging.getLogger(__name__)
 _FEATURE_PREFIXES = ("fewshot/", "knn/", "linear_probe/")
 
 
-class EvaluateHook:
-    """Evaluates and writes metrics. Those that an earlier session wrote are read instead."""
+class Evaluations:
+    """The evaluations of a run: of its splits, and of frozen features.
 
-    def __init__(self, context: RunContext, log: LogHook):
-        self._context, self._log = context, log
-        evaluators = context.evaluators
+    Metrics that an earlier session wrote are read instead.
+    """
+
+    def __init__(self, session: Session):
+        self._session = session
+        evaluators = session.evaluators
         self._splits = self._of_splits(evaluators.splits, evaluators.of_task)
         self._final_splits = self._of_splits(evaluators.final_splits)
         self._features = _Evaluation(
-            context,
-            lambda params: evaluators.features(params, context.stop_requested),
+            session,
+            lambda params: evaluators.features(params, session.stop_requested),
             _FEATURE_PREFIXES,
         )
 
-    def after_step(self, context: RunContext, output: StepOutput) -> None:
-        """Runs the evaluations that are due, unless the run is about to stop."""
-        step = output.step
-        if (self._splits_due(step) or self._features_due(step)) and not context.stop_requested():
-            with self._log.paused():
-                self._evaluate_due(step, output.state.eval_params)
+    def is_due(self, step: int) -> bool:
+        """Whether something is evaluated after a step."""
+        return self._splits_due(step) or self._features_due(step)
+
+    def run_due(self, step: int, params: Any) -> None:
+        """Runs the evaluations that are due after a step, until the run is asked to stop."""
+        if self._splits_due(step):
+            self._splits.run(step, params)
+            if self._splits.step == step:
+                self._session.early_stopping.update(step, self._splits.metrics)
+        if self._features_due(step) and not self._session.stop_requested():
+            self._features.run(step, params)
 
     def resume(self) -> None:
         """In a resumed run, reads what was evaluated at the saved step, and evaluates the rest.
@@ -51,14 +59,13 @@ class EvaluateHook:
         Raises Stopped if the run was asked to stop: the interrupted evaluation belongs to this
         step, so it must finish before the next step.
         """
-        start, context = self._context.start, self._context
+        start, session = self._session.start, self._session
         if start.step == 0:
             return
-        with self._log.paused():
-            self._splits.read(start.step)
-            self._features.read(start.step)
-            self._evaluate_due(start.step, start.state.eval_params)
-        if context.stop_requested() and not context.is_last(start.step):
+        self._splits.read(start.step)
+        self._features.read(start.step)
+        self.run_due(start.step, start.state.eval_params)
+        if session.stop_requested() and not session.is_last(start.step):
             raise Stopped(start.step)
 
     def is_complete(self, step: int) -> bool:
@@ -68,7 +75,7 @@ class EvaluateHook:
 
     def next_step(self, step: int) -> int | None:
         """Returns the next step after which something is evaluated; None: nothing ever is."""
-        evaluators, total = self._context.evaluators, self._context.program.total_steps
+        evaluators, total = self._session.evaluators, self._session.program.total_steps
         due = [next_due(step, n) for n in (evaluators.splits_every, evaluators.features_every)]
         if evaluators.splits.splits or evaluators.of_task:
             due.append(total)
@@ -80,14 +87,14 @@ class EvaluateHook:
         With early stopping, the best step is evaluated, otherwise the last. The state after the
         last step is already saved or being saved. Raises Stopped if the run was asked to stop.
         """
-        context, metrics = self._context, dict[str, Any]()
+        session, metrics = self._session, dict[str, Any]()
         best, params = self._result_params(step, state)
-        if context.early_stopping.enabled:
+        if session.early_stopping.enabled:
             metrics["best_step"] = best
         for evaluation in (self._splits, self._final_splits, self._features):
             # The tables of the splits are of the latest evaluation, so those of an earlier step
             # have to be written again.
-            tables_differ = best != step and context.config.measures_classes()
+            tables_differ = best != step and session.config.measures_classes()
             if evaluation is not self._splits or not tables_differ:
                 evaluation.read(best)
             evaluation.run(best, params)
@@ -100,60 +107,52 @@ class EvaluateHook:
         return metrics | {"weights_digest": digest}
 
     def _weights_digest(self, step: int) -> str:
-        item = evaluated_item(self._context.config.to_mapping())
-        return weights_digest(self._context.checkpoints.folder / str(step), item)
+        item = evaluated_item(self._session.config.to_mapping())
+        return weights_digest(self._session.checkpoints.folder / str(step), item)
 
     def _wait_for_save(self) -> None:
-        with self._context.account.part("saving"):
-            self._context.checkpoints.wait()
+        with self._session.account.part("saving"):
+            self._session.checkpoints.wait()
 
     def _of_splits(
         self, evaluator: SplitEvaluator, of_task: Evaluator | None = None
     ) -> "_Evaluation":
-        context = self._context
+        session = self._session
 
         def evaluate(params: Any) -> dict[str, float] | None:
             found = evaluator(
-                context.program.eval_step,
+                session.program.eval_step,
                 params,
-                frozen=context.frozen,
-                stop=context.stop_requested,
+                frozen=session.frozen,
+                stop=session.stop_requested,
             )
             if found is None or of_task is None:
                 return found
-            more = of_task(params, context.stop_requested)
+            more = of_task(params, session.stop_requested)
             return None if more is None else found | more
 
         prefixes = [f"eval/{name}/" for name in evaluator.names]
-        return _Evaluation(context, evaluate, prefixes + (of_task.prefixes if of_task else []))
+        return _Evaluation(session, evaluate, prefixes + (of_task.prefixes if of_task else []))
 
     def _splits_due(self, step: int) -> bool:
-        every = self._context.evaluators.splits_every
-        return is_due(step, every) or step == self._context.program.total_steps
+        every = self._session.evaluators.splits_every
+        return is_due(step, every) or step == self._session.program.total_steps
 
     def _features_due(self, step: int) -> bool:
-        return is_due(step, self._context.evaluators.features_every)
-
-    def _evaluate_due(self, step: int, params: Any) -> None:
-        if self._splits_due(step):
-            self._splits.run(step, params)
-            if self._splits.step == step:
-                self._context.early_stopping.update(step, self._splits.metrics)
-        if self._features_due(step) and not self._context.stop_requested():
-            self._features.run(step, params)
+        return is_due(step, self._session.evaluators.features_every)
 
     def _result_params(self, step: int, state: TrainState) -> tuple[int, Any]:
         """Returns the step whose weights are the final ones, and these weights."""
-        best = self._context.early_stopping.best_step
+        best = self._session.early_stopping.best_step
         if best is None or best == step:
             return step, state.eval_params
-        self._context.progress.print_line(f"restoring step {best}, the best evaluation")
+        self._session.progress.print_line(f"restoring step {best}, the best evaluation")
         self._wait_for_save()
-        item = evaluated_item(self._context.config.to_mapping())
+        item = evaluated_item(self._session.config.to_mapping())
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.eval_params
         )
-        return best, self._context.checkpoints.restore({item: shapes}, best).arrays[item]
+        return best, self._session.checkpoints.restore({item: shapes}, best).arrays[item]
 
 
 class _Evaluation:
@@ -165,18 +164,18 @@ class _Evaluation:
 
     def __init__(
         self,
-        context: RunContext,
+        session: Session,
         evaluate: Callable[[Any], dict[str, float] | None],
         prefixes: Sequence[str],
     ):
-        self._context, self._evaluate, self._prefixes = context, evaluate, tuple(prefixes)
+        self._session, self._evaluate, self._prefixes = session, evaluate, tuple(prefixes)
         self.step, self.metrics = -1, dict[str, float]()
 
     def read(self, step: int) -> None:
         """Reads the metrics of a step from metrics.jsonl, if an earlier session wrote them."""
         if self.step == step:
             return
-        writer = self._context.metrics
+        writer = self._session.metrics
         found = on_first_host(
             "read the evaluation", lambda: writer.evaluation_at(step, self._prefixes)
         )
@@ -187,16 +186,16 @@ class _Evaluation:
         """Evaluates and writes the metrics, unless this was done at this step or the run stops."""
         if self.step == step:
             return
-        context = self._context
-        with context.account.part("evaluation"), context.progress.stage("evaluating"):
+        session = self._session
+        with session.account.part("evaluation"), session.progress.stage("evaluating"):
             metrics = self._evaluate(params)
         if metrics is None:
             return
         self.step, self.metrics = step, metrics
         if metrics:
             _warn_of_non_finite(step, metrics)
-            self._context.metrics.write(step, metrics)
-            self._context.progress.show_evaluation(step, metrics)
+            self._session.metrics.write(step, metrics)
+            self._session.progress.show_evaluation(step, metrics)
 
 
 def _warn_of_non_finite(step: int, metrics: Mapping[str, float]) -> None:
