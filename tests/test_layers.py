@@ -9,9 +9,19 @@ _PACKAGE = Path(__file__).resolve().parents[1] / "vit_jax"
 # Modules of one row may import each other, unless the row is a package of its own.
 _LAYERS = (
     ("errors", "closed_pipes", "synonyms"),
-    ("storage", "rng", "tables", "named_tree", "schema", "memory", "shown_log", "warning_signals"),
+    (
+        "storage",
+        "rng",
+        "tables",
+        "named_tree",
+        "schema",
+        "memory",
+        "shown_log",
+        "warning_signals",
+        "registry",
+    ),
     ("models",),
-    ("config",),
+    ("config", "losses"),
     ("parallel",),
     ("run",),
     ("data",),
