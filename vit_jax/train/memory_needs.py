@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.config.run import Config
+from vit_jax.data.crops.pad import Pad
 from vit_jax.memory import check_fits, shown_bytes
 from vit_jax.models.registry import family_of
 from vit_jax.named_tree import named_leaves
@@ -41,8 +42,8 @@ def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> N
     ):
         fix = f"set a smaller {key} or data.image_size"
         check_fits(size * side**2 * 3 // hosts, f"a batch of {size:,} {shown}", fix, **host)
-    if data.augment.crop == "pad":
-        pad, fix = data.augment.pad_pixels, "set a smaller data.augment.pad_pixels"
+    if isinstance(data.augment.crop, Pad):
+        pad, fix = data.augment.crop.pixels, "set a smaller data.augment.crop.pixels"
         what = f"an image of {side:,} x {side:,} pixels with {pad:,} around it"
         check_fits((side + 2 * pad) ** 2 * 3, what, fix, **host)
     workers = data.num_workers or 0

@@ -14,16 +14,42 @@ within 0.2 %, one run each).
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from vit_jax.data import image_ops
+from vit_jax.data.augment import AUGMENTATIONS, HostOperation
+from vit_jax.data.randaugment_timm import randaugment_timm
+from vit_jax.schema import option
 
 _GRAY = (128, 128, 128)
 _SCALE_END = 10.0
 
 Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+
+
+@AUGMENTATIONS.register
+class RandAugment(HostOperation):
+    """Applies random chains of simple image operations (arXiv:1909.13719)."""
+
+    place = 0
+
+    layers: int = option(2, at_least=1, at_most=100)
+    """Number of operations applied to an image."""
+    magnitude: float = option(10.0, at_least=0, at_most=30)
+    """Their strength. The scale ends at 10; larger values extrapolate in the paper's flavour and
+    are clipped in timm's.
+    """
+    flavour: Literal["paper", "timm"] = option("paper")
+    """paper: operations and strengths of the paper's code. timm: rand-mM-mstd0.5-inc1 of timm,
+    which applies each operation with probability 1/2 (DeiT, MAE).
+    """
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        chain = randaugment if self.flavour == "paper" else randaugment_timm
+        return chain(image, self.layers, self.magnitude, rng)
 
 
 def randaugment(

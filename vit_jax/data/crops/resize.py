@@ -1,0 +1,14 @@
+"""No crop: the whole image is squashed to a square."""
+
+from vit_jax.data.crops import CROPS, Crop, CropName
+from vit_jax.schema import option
+
+
+@CROPS.register
+class Resize(Crop):
+    """The whole image, squashed to a square."""
+
+    kind = "a crop of kind resize"
+
+    name: CropName = option("resize")
+    """Only squash to a square."""
