@@ -87,9 +87,7 @@ def get_config(arg: str = "pets") -> ml_collections.ConfigDict:
                 "image_size": protocols.IMAGE_SIZE,
                 "global_batch_size": protocols.BATCH_SIZE,
                 "antialias": False,
-                "augment": _bit_augment(task)
-                if recipe == "bit"
-                else _augment(task, chosen["scale"]),
+                "augment": _augment(task, recipe, chosen["scale"]),
                 "eval_crop": "resize",
             },
             "optimizer": {
