@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.randaugment import OPERATIONS, randaugment
+from vit_jax.data.augment.randaugment import OPERATIONS, randaugment
 
 
 class Draws(np.random.Generator):
@@ -28,7 +28,7 @@ def apply(name: str, pixels, level: float, *draws: int) -> np.ndarray:
     return found[:, :, 0]
 
 
-GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "randaugment_paper.npz")
+GOLDEN = np.load(Path(__file__).parents[2] / "golden" / "randaugment_paper.npz")
 
 
 @pytest.mark.parametrize("case", sorted(set(GOLDEN["names"].tolist())))
