@@ -48,7 +48,7 @@ def mapping(dino=None, **changes):
             "freeze": (LAST_LAYER,), "freeze_steps": 2,
         },
     )  # fmt: skip
-    del content["data"]["augment"]
+    content["data"]["augment"] = {"flip": True}
     return content | changes
 
 

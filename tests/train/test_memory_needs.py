@@ -35,7 +35,7 @@ def build(num_classes=10, *, planned=False, **changes):
             {
                 "data__image_size": 40_000,
                 "data__global_batch_size": 1,
-                "data__augment": {"crop": "pad", "pad_pixels": 39_999},
+                "data__augment": {"crop": {"name": "pad", "pixels": 39_999}},
                 "train_steps": 1,
             },
             "43.2 GB for an image of 40,000 x 40,000 pixels with 39,999 around it",

@@ -165,8 +165,7 @@ def test_the_committed_table_has_every_setting():
 def tiny(**changes):
     mapping = {
         "model": {"name": "ViT-Ti/4", "width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2},
-        "data": {"name": "synthetic", "image_size": 8, "global_batch_size": 8,
-                 "augment": {"flip": False}},
+        "data": {"name": "synthetic", "image_size": 8, "global_batch_size": 8},
         "optimizer": {"learning_rate": 0.1},
         "train_steps": 3,
     }  # fmt: skip
@@ -211,8 +210,7 @@ def test_a_task_says_whether_its_loss_splits_exactly(model, task, exact):
 def test_what_auto_chooses_on_a_cpu_gives_the_same_parameters():
     """Ti/16 at 64 pixels for many steps: unrolled, in microbatches. Equal to float32 rounding."""
     model = {"name": "ViT-Ti/4", "width": 64, "depth": 3, "mlp_dim": 256}
-    data = {"name": "synthetic", "image_size": 64, "global_batch_size": 16,
-            "augment": {"flip": False}}  # fmt: skip
+    data = {"name": "synthetic", "image_size": 64, "global_batch_size": 16}
     programs = [
         tiny(model=model | own, data=data, train_steps=10_000, **more)
         for own, more in (({}, {}), ({"scan": True, "remat": "none"}, {"accumulation_steps": 1}))
