@@ -8,7 +8,7 @@ from PIL import Image
 from vit_jax.config.data import DataConfig
 from vit_jax.data import decode as decode_module
 from vit_jax.data.augment.color_jitter import ColorJitter
-from vit_jax.data.augment.randaugment import randaugment
+from vit_jax.data.augment.randaugment import RandAugment
 from vit_jax.data.augment.three_augment import ThreeAugment
 from vit_jax.data.boxes import central_box
 from vit_jax.data.crops import CROPS
@@ -181,12 +181,12 @@ def test_partial_and_full_decoding_agree_within_a_few_levels(monkeypatch, size, 
     ("augment", "steps"),
     [
         ({"randaugment": {"layers": 2, "magnitude": 7.0}},
-         [lambda image, rng: randaugment(image, 2, 7.0, rng)]),
+         [RandAugment(layers=2, magnitude=7.0)]),
         ({"color_jitter": {"strength": 0.4}, "randaugment": {"layers": 1, "flavour": "timm"}},
          [lambda image, rng: randaugment_timm(image, 1, 10.0, rng),
           ColorJitter(strength=0.4)]),
         ({"three_augment": True, "color_jitter": True, "randaugment": {"layers": 1}},
-         [lambda image, rng: randaugment(image, 1, 10.0, rng), ThreeAugment(),
+         [RandAugment(layers=1), ThreeAugment(),
           ColorJitter(strength=0.3)]),
     ],
     ids=["randaugment", "timm+jitter", "all"],

@@ -11,7 +11,7 @@ from processes import run_command
 from weight_files import random_weights
 
 from vit_jax.config.run import Config
-from vit_jax.data.augment import AUGMENTATIONS, STAGES, DeviceOperation, augment_class
+from vit_jax.data.augment import AUGMENTATIONS, STAGES, Operation, augment_class
 from vit_jax.data.sources import TfdsSource
 from vit_jax.data.sources.base import Example
 from vit_jax.errors import ConfigError
@@ -134,8 +134,10 @@ def test_a_task_applies_an_operation_or_refuses_it_by_its_name(content, prepared
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_operation_of_your_own_is_applied_or_refused(content, prepared, task, monkeypatch):
-    class Darken(DeviceOperation):
+    class Darken(Operation):
         """Halves the brightness."""
+
+        stage = "device"
 
         def __call__(self, images, key):
             return (images + 1) / 2 - 1
@@ -152,7 +154,9 @@ def test_an_operation_of_your_own_is_applied_or_refused(content, prepared, task,
 
 
 def test_operations_are_applied_in_their_order_and_own_ones_last(monkeypatch):
-    class Aardvark(DeviceOperation):
+    class Aardvark(Operation):
+        stage = "device"
+
         def __call__(self, images, key):
             return images
 

@@ -161,10 +161,7 @@ class DataConfig(Section):
         return {"crop": self.eval_crop, **{name: getattr(self, name) for name in names}}
 
     def check(self) -> None:
-        try:
-            self.augment.crop.check_size(self.image_size)
-        except ConfigError as error:
-            raise error.under("augment.crop") from None
+        self.augment.crop.check_size(self.image_size)
         if self.interpolation == "bicubic" and not self.antialias:
             raise ConfigError(
                 "is false with bicubic interpolation",

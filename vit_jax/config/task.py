@@ -59,7 +59,7 @@ class TaskConfig(Section):
             reason = self.why_not(name, operation, config)
             if reason is not None:
                 key = f"data.augment.{name}"
-                raise ConfigError(f"is on with {reason}", "false", "leave it out", key=key)
+                raise ConfigError(f"is on with {reason}", "false", f"set {key}=false", key=key)
         if (config.data.captions.tokenizer is not None) != self.uses_captions:
             raise ConfigError(
                 f"is {config.data.captions.tokenizer!r} with task {self.name}",

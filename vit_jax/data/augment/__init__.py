@@ -1,16 +1,23 @@
 """Augmentation of training images: a crop (`data.crops`), then the operations that are on.
 
 Each operation is a file of this package, and its key in `data.augment` is the file's name. It is on
-if that key is in the config. To add one, write a file with a subclass of `HostOperation`,
-`DeviceOperation` or `MixOperation` and register it: its fields are the keys of its section, its
-method `__call__` is the operation. A task applies it, or refuses it because of its stage.
+if that key is in the config. To add one, write a file with a subclass of `Operation` and register
+it: its fields are the keys of its section, its method `__call__` is the operation. Its stage says
+what that gets and returns. A task applies an operation, or refuses it because of its stage.
+
+| stage  | where                         | gets                           | returns        |
+|--------|-------------------------------|--------------------------------|----------------|
+| host   | on the host, after the crop   | a PIL image, a NumPy generator | image          |
+| uint8  | on the device, before scaling | images u8[B, H, W, 3], a key   | images         |
+| device | on the device, in [-1, 1]     | images f32[B, H, W, 3], a key  | images         |
+| mix    | on the device, in [-1, 1]     | these, labels f32[B, C], a key | images, labels |
 """
 
 import functools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
@@ -18,18 +25,10 @@ from vit_jax.data.crops import Crop, crop_class
 from vit_jax.registry import Registry
 from vit_jax.schema import ChosenBy, Section, section
 
-if TYPE_CHECKING:
-    import jax
-    import numpy as np
-    from PIL import Image
-
 AUGMENTATIONS: Registry["Operation"] = Registry(__name__)
 
 Stage = Literal["host", "uint8", "device", "mix"]
 STAGES: tuple[Stage, ...] = ("host", "uint8", "device", "mix")
-"""The stages in their order: on the host; on the device before and after the images are scaled to
-[-1, 1]; on the device with the labels.
-"""
 
 
 class Operation(Section):
@@ -50,38 +49,9 @@ class Operation(Section):
         """Whether equal draws change an image in the same way at another number of pixels."""
         return False
 
-
-class HostOperation(Operation):
-    """Changes one image on the host, after the crop."""
-
-    stage = "host"
-
     @abstractmethod
-    def __call__(self, image: "Image.Image", rng: "np.random.Generator") -> "Image.Image":
-        """Returns an RGB image of the same size."""
-
-
-class DeviceOperation(Operation):
-    """Changes the images of a batch on the device.
-
-    With the stage "uint8" it gets them as uint8, a quarter of the bytes of float32.
-    """
-
-    stage = "device"
-
-    @abstractmethod
-    def __call__(self, images: Any, key: "jax.Array") -> Any:
-        """Returns the images [B, H, W, 3] in [-1, 1], each changed by draws of its own."""
-
-
-class MixOperation(Operation):
-    """Mixes the examples of a batch with each other, on the device."""
-
-    stage = "mix"
-
-    @abstractmethod
-    def __call__(self, images: Any, labels: Any, key: "jax.Array") -> tuple[Any, Any]:
-        """Returns images f32[B, H, W, 3] in [-1, 1], and the share of each class f32[B, C]."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies it; see the table above for its arguments."""
 
 
 class AugmentConfig(Section):

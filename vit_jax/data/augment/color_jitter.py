@@ -4,14 +4,15 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data import image_ops
-from vit_jax.data.augment import AUGMENTATIONS, HostOperation
+from vit_jax.data.augment import AUGMENTATIONS, Operation
 from vit_jax.schema import option
 
 
 @AUGMENTATIONS.register
-class ColorJitter(HostOperation):
+class ColorJitter(Operation):
     """Multiplies brightness, contrast and saturation, in random order."""
 
+    stage = "host"
     place = 2
 
     strength: float = option(0.3, above=0, at_most=1)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.data.augment import AUGMENTATIONS, DeviceOperation
+from vit_jax.data.augment import AUGMENTATIONS, Operation
 from vit_jax.data.device import from_imagenet
 from vit_jax.schema import option
 
@@ -18,7 +18,7 @@ _TRIES = 10
 
 
 @AUGMENTATIONS.register
-class Erasing(DeviceOperation):
+class Erasing(Operation):
     """Fills a random rectangle of randomly chosen images.
 
     The area is uniform between 2 and 33 % of the image, height / width is log-uniform between 0.3
@@ -29,6 +29,7 @@ class Erasing(DeviceOperation):
     and MAE use.
     """
 
+    stage = "device"
     place = 0
 
     probability: float = option(0.25, above=0, at_most=1)

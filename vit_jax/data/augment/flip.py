@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Num
 
-from vit_jax.data.augment import AUGMENTATIONS, DeviceOperation
+from vit_jax.data.augment import AUGMENTATIONS, Operation
 
 
 @AUGMENTATIONS.register
-class Flip(DeviceOperation):
+class Flip(Operation):
     """Mirrors each image left to right with probability 1/2."""
 
     stage = "uint8"

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from vit_jax.data.augment import AUGMENTATIONS, MixOperation
+from vit_jax.data.augment import AUGMENTATIONS, Operation
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
@@ -12,9 +12,10 @@ Mixed = tuple[Float[Array, "B H W 3"], Float[Array, "B C"]]
 
 
 @AUGMENTATIONS.register
-class Mix(MixOperation):
+class Mix(Operation):
     """Mixes pairs of images and their labels. Each batch uses one of the kinds that are on."""
 
+    stage = "mix"
     stream = "mixing"
     place = 0
 

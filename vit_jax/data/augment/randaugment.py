@@ -20,20 +20,21 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data import image_ops
-from vit_jax.data.augment import AUGMENTATIONS, HostOperation
+from vit_jax.data.augment import AUGMENTATIONS, Operation
 from vit_jax.data.randaugment_timm import randaugment_timm
 from vit_jax.schema import option
 
 _GRAY = (128, 128, 128)
 _SCALE_END = 10.0
 
-Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+ImageOperation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 
 @AUGMENTATIONS.register
-class RandAugment(HostOperation):
-    """Applies random chains of simple image operations (arXiv:1909.13719)."""
+class RandAugment(Operation):
+    """Applies operations drawn with replacement, all at one strength (arXiv:1909.13719)."""
 
+    stage = "host"
     place = 0
 
     layers: int = option(2, at_least=1, at_most=100)
@@ -48,28 +49,19 @@ class RandAugment(HostOperation):
     """
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        chain = randaugment if self.flavour == "paper" else randaugment_timm
-        return chain(image, self.layers, self.magnitude, rng)
-
-
-def randaugment(
-    image: Image.Image, layers: int, magnitude: float, rng: np.random.Generator
-) -> Image.Image:
-    """Applies `layers` operations drawn with replacement, all at one strength.
-
-    The published scale of the magnitude ends at 10; larger values extrapolate.
-    """
-    names = list(OPERATIONS)
-    for i in rng.integers(len(names), size=layers):
-        image = OPERATIONS[names[i]](image, magnitude / _SCALE_END, rng)
-    return image
+        if self.flavour == "timm":
+            return randaugment_timm(image, self.layers, self.magnitude, rng)
+        names = list(OPERATIONS)
+        for i in rng.integers(len(names), size=self.layers):
+            image = OPERATIONS[names[i]](image, self.magnitude / _SCALE_END, rng)
+        return image
 
 
 def _random_sign(rng: np.random.Generator) -> int:
     return 1 if rng.integers(2) else -1
 
 
-def _enhance(kind: Callable[[Image.Image, float], Image.Image]) -> Operation:
+def _enhance(kind: Callable[[Image.Image, float], Image.Image]) -> ImageOperation:
     """Returns an enhancement by the factor 0.1 + 1.8 * level. A factor of 1 has no effect."""
     return lambda image, level, rng: kind(image, 0.1 + 1.8 * level)
 
@@ -116,7 +108,7 @@ def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image
     return image
 
 
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, ImageOperation] = {
     "auto_contrast": lambda image, level, rng: image_ops.auto_contrast(image),
     "equalize": lambda image, level, rng: image_ops.equalize(image),
     "invert": lambda image, level, rng: image_ops.invert(image),

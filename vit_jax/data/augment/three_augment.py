@@ -5,7 +5,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data import image_ops
-from vit_jax.data.augment import AUGMENTATIONS, HostOperation
+from vit_jax.data.augment import AUGMENTATIONS, Operation
 
 _SOLARIZE_FROM = 128
 # Standard deviation of the blur, in pixels of the model's image.
@@ -13,12 +13,13 @@ _SIGMAS = (0.1, 2.0)
 
 
 @AUGMENTATIONS.register
-class ThreeAugment(HostOperation):
+class ThreeAugment(Operation):
     """Makes an image gray, solarizes it or blurs it, each with probability 1/3.
 
     Source: DeiT III, arXiv:2204.07118, section 3 and figure 2, with a colour jitter of 0.3.
     """
 
+    stage = "host"
     place = 1
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:

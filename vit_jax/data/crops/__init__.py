@@ -36,7 +36,7 @@ class Crop(Section):
         return {name: CROPS[name] for name in CROPS.names}
 
     def check_size(self, side: int) -> None:
-        """Raises ConfigError if the crop is not possible for a model's input of this side."""
+        """Raises ConfigError, with a key of `data`, if the crop gives no image of this side."""
 
     def box(self, size: tuple[int, int], rng: np.random.Generator) -> Box:
         """Returns the part of an image of (width, height) that is resized: all of it."""

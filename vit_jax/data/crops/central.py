@@ -11,8 +11,6 @@ from vit_jax.schema import option
 class Central(Crop):
     """The central square, as in evaluation."""
 
-    kind = "a crop of kind central"
-
     name: CropName = option("central")
     """The central square, as in evaluation."""
     fraction: float = option(0.875, above=0, at_most=1)

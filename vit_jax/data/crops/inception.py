@@ -32,8 +32,6 @@ _LOG_RATIOS = (math.log(3 / 4), math.log(4 / 3))
 class Inception(Crop):
     """A part of random area and aspect ratio (arXiv:1409.4842)."""
 
-    kind = "an inception crop"
-
     name: CropName = option("inception")
     """A part of random area and aspect ratio."""
     flavour: Literal["paper", "torchvision"] = option("paper")

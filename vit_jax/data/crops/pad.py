@@ -12,8 +12,6 @@ from vit_jax.schema import option
 class Pad(Crop):
     """The whole image, squashed to a square, shifted and filled with black."""
 
-    kind = "a padded crop"
-
     name: CropName = option("pad")
     """Shift by up to `pixels`."""
     pixels: int = option(4, at_least=0)
@@ -30,7 +28,7 @@ class Pad(Crop):
                 " the picture",
                 f"less than {side} pixels",
                 "set it to about an eighth of data.image_size",
-                key="pixels",
+                key="augment.crop.pixels",
             )
 
     def after_resizing(

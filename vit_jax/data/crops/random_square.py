@@ -15,8 +15,6 @@ class RandomSquare(Crop):
     a pixel. Source: arXiv:2103.00020, section 2.5.
     """
 
-    kind = "a crop of kind random_square"
-
     name: CropName = option("random_square")
     """A square as large as fits, at a random place."""
 

@@ -8,7 +8,5 @@ from vit_jax.schema import option
 class Resize(Crop):
     """The whole image, squashed to a square."""
 
-    kind = "a crop of kind resize"
-
     name: CropName = option("resize")
     """Only squash to a square."""

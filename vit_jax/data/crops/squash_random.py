@@ -15,8 +15,6 @@ class SquashRandom(Crop):
     Source: arXiv:1912.11370, section 3.3.
     """
 
-    kind = "a crop of kind squash_random"
-
     name: CropName = option("squash_random")
     """Squash to a square, then crop a smaller one at a random place."""
     fraction: float = option(0.875, above=0, at_most=1)
