@@ -55,8 +55,8 @@ def test_the_smallest_config_has_four_required_parts():
         ("data__global_batch_size", 0, "'data.global_batch_size' is 0"),
         ("data__augment__crop__min_area", 0.0, "'data.augment.crop.min_area' is 0.0"),
         ("data__augment__crop__name", "centre", "'data.augment.crop.name' is 'centre' (str)"),
-        ("data__augment__crop", "pad", "set data.augment.crop.name=pad"),
-        ("data__augment__color_jitter", 0.3, "set data.augment.color_jitter.strength"),
+        ("data__augment__crop", "pad", "'data.augment.crop' is 'pad'"),
+        ("data__augment__color_jitter", 0.3, "'data.augment.color_jitter' is 0.3 (float)"),
         ("data__augment__mix", True, "'data.augment.mix.mixup_alpha' is 0, as is"),
         ("model__pooling", "mean", "'model.pooling' is 'mean' (str)"),
         ("model__dropout", 1.0, "'model.dropout' is 1.0"),
@@ -276,7 +276,8 @@ def test_overrides_of_a_section_add_up_in_their_order(config_file, overrides, pi
     ("former", "now"),
     [("randaugment_layers=2", "randaugment.layers"), ("erasing_probability=1", "erasing.prob"),
      ("pad_pixels=2", "crop.name=pad and data.augment.crop.pixels"),
-     ("crop=pad", "crop.name=pad"), ("min_area=0.1", "crop.min_area")],
+     ("crop=pad", "crop.name=pad"), ("min_area=0.1", "crop.min_area"),
+     ("color_jitter=0.3", "color_jitter.strength")],
 )  # fmt: skip
 def test_a_former_spelling_of_an_augmentation_is_told_the_new_one(config_file, former, now):
     with pytest.raises(ConfigError, match=rf"set data\.augment\.{re.escape(now)}"):
