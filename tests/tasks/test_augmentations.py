@@ -164,7 +164,7 @@ def test_operations_are_applied_in_their_order_and_own_ones_last(monkeypatch):
     monkeypatch.setattr(AUGMENTATIONS, "_found", {**AUGMENTATIONS._found})
     AUGMENTATIONS.register(Aardvark)
     names = AUGMENTATIONS.names
-    augment = augment_class({})(**{name: ON.get(name, True) for name in names})
+    augment = augment_class({}).from_mapping({name: ON.get(name, True) for name in names})
     assert [*augment.operations("host")] == ["randaugment", "three_augment", "color_jitter"]
     assert [*augment.operations("uint8")] == ["flip"]
     assert [*augment.operations("device")] == ["erasing", "aardvark"]

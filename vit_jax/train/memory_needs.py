@@ -42,8 +42,8 @@ def check_sizes(config: Config, num_classes: int, *, planned: bool = False) -> N
     ):
         fix = f"set a smaller {key} or data.image_size"
         check_fits(size * side**2 * 3 // hosts, f"a batch of {size:,} {shown}", fix, **host)
-    if isinstance(data.augment.crop, Pad):
-        pad, fix = data.augment.crop.pixels, "set a smaller data.augment.crop.pixels"
+    if isinstance(crop := data.augment.crop, Pad):
+        pad, fix = crop.pixels, "set a smaller data.augment.crop.pixels"
         what = f"an image of {side:,} x {side:,} pixels with {pad:,} around it"
         check_fits((side + 2 * pad) ** 2 * 3, what, fix, **host)
     workers = data.num_workers or 0

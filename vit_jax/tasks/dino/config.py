@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from vit_jax.config.run import Config
 from vit_jax.config.task import TaskName, UnlabelledConfig, check_defaults
-from vit_jax.data.crops import crop_class
+from vit_jax.data.crops.inception import Inception
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
@@ -84,7 +84,7 @@ class DinoConfig(UnlabelledConfig):
         super().check_run(config)
         check_defaults(config, ("model.position_placement",), "task dino")
         crop = config.data.augment.crop
-        if crop != crop_class({})(flavour=getattr(crop, "flavour", "paper")):
+        if not isinstance(crop, Inception) or crop.replace(flavour="paper") != Inception():
             raise ConfigError(
                 f"is {crop.to_mapping()} with task dino, which has its own crops",
                 "only its flavour",
