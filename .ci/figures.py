@@ -85,9 +85,7 @@ def training_images(recipe: str) -> dict[str, str]:
     for position, example in enumerate(examples()):
         rng = np.random.default_rng(position)
         if "tokens" in preprocessing.arrays:  # Texts would need a tokenizer.
-            image = make_train_transform(config.data.image_size, config.data.augment)(
-                example.image, rng
-            )
+            image = make_train_transform(config.data.image_size, config.data)(example.image, rng)
             rows.append({"image": image, "tokens": np.zeros(4, np.int32)})
         else:
             rows.append(preprocessing.make_row(example, rng))

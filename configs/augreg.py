@@ -32,15 +32,21 @@ from vit_jax.config.file import parse_arg
 
 MODELS = ("B/16", "B/32", "Ti/16", "S/16", "S/32", "L/16", "R+Ti/16", "R26+S/32", "R50+L/32")
 
-# level -> RandAugment layers, RandAugment magnitude, mixup alpha. Source: section 3.2.
+
+def _level(magnitude: float, mixup_alpha: float) -> dict:
+    mix = {"mix": {"mixup_alpha": mixup_alpha}} if mixup_alpha else {}
+    return {"randaugment": {"layers": 2, "magnitude": magnitude}, **mix}
+
+
+# level -> augmentation. Source: section 3.2.
 LEVELS = {
-    "none": (0, 0, 0.0),
-    "light1": (2, 0, 0.0),
-    "light2": (2, 10, 0.2),
-    "medium1": (2, 15, 0.2),
-    "medium2": (2, 15, 0.5),
-    "strong1": (2, 20, 0.5),
-    "strong2": (2, 20, 0.8),
+    "none": {},
+    "light1": _level(0.0, 0.0),
+    "light2": _level(10.0, 0.2),
+    "medium1": _level(15.0, 0.2),
+    "medium2": _level(15.0, 0.5),
+    "strong1": _level(20.0, 0.5),
+    "strong2": _level(20.0, 0.8),
 }
 
 
@@ -56,7 +62,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         epochs=(300, 30),
     )
     large = chosen["dataset"] == "imagenet21k"
-    layers, magnitude, mixup_alpha = LEVELS[chosen["level"]]
     rate = 0.1 if chosen["regularisation"] == "reg1" else 0.0
     return ml_collections.ConfigDict(
         {
@@ -72,16 +77,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "train_split": "train" if large else "train[:99%]",
                 "global_batch_size": 4096,
                 "image_size": 224,
+                "antialias": False,
                 "augment": {
-                    "crop": "inception",
-                    "min_area": 0.05,
-                    "antialias": False,
+                    "crop": {"name": "inception", "min_area": 0.05},
                     "flip": True,
-                    "randaugment_layers": layers,
-                    "randaugment_magnitude": float(magnitude),
+                    **LEVELS[chosen["level"]],
                 },
             },
-            "mixing": {"mixup_alpha": mixup_alpha},
             "loss": {"name": "sigmoid_cross_entropy"},
             "optimizer": {
                 "name": "adamw",

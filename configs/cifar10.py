@@ -29,7 +29,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             "data": {
                 "name": "cifar10",
                 "image_size": 32,
-                "augment": {"crop": "pad", "pad_pixels": 4},
+                "augment": {"crop": {"name": "pad", "pixels": 4}, "flip": True},
                 "eval_crop": "resize",
             },
             "loss": {"label_smoothing": 0.1},
@@ -64,13 +64,11 @@ def _gpu() -> dict:
         "data": {
             "global_batch_size": 512,
             "augment": {
-                "crop": "pad",
-                "randaugment_layers": 2,
-                "randaugment_magnitude": 9.0,
-                "erasing_probability": 0.25,
+                "randaugment": {"layers": 2, "magnitude": 9.0},
+                "erasing": {"probability": 0.25},
+                "mix": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
             },
         },
-        "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
         "optimizer": {"learning_rate": 1e-3, "schedule": {"warmup_epochs": 10.0}},
         "train_epochs": 300.0,
         "evaluation": {"interval_epochs": 10.0},

@@ -30,7 +30,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "name": "cifar10",
                 "image_size": 32,
                 "global_batch_size": 64,
-                "augment": {"crop": "pad", "pad_pixels": 4},
+                "augment": {"crop": {"name": "pad", "pixels": 4}, "flip": True},
                 "eval_crop": "resize",
             },
             "optimizer": {

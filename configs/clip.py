@@ -14,8 +14,8 @@ Follows:   Tables 18 to 20: 32,768 pairs a step, 32 epochs, AdamW with b2 0.98 a
 Differs:   step k of the warmup of W steps has k / W of the peak rate; open_clip's has (k + 1) / W.
            The temperature has no lower limit, which is 1 there and was never reached.
            open_clip trains on 90 to 100 % of the area with sides of 3:4 to 4:3, squashed to a
-           square (RandomResizedCrop): --config.data.augment.crop=inception
-           --config.data.augment.crop_flavour=torchvision --config.data.augment.min_area=0.9
+           square (RandomResizedCrop): --config.data.augment.crop.name=inception
+           --config.data.augment.crop.flavour=torchvision --config.data.augment.crop.min_area=0.9
 Compared:  30 steps with open_clip 89fb801, in float32 at small size:
            docs/explanation/reproduced.md.
 Expected:  ImageNet zero-shot: B/32 63.2, B/16 68.6, L/14 75.3 % (Table 11). Not reproduced with
@@ -48,12 +48,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "image_size": 224,
                 "global_batch_size": 32_768,
                 "captions": {"tokenizer": "clip", "feature": "txt"},
-                "augment": {
-                    "crop": "random_square",
-                    "central_fraction": 1.0,
-                    "flip": False,
-                    "interpolation": "bicubic",
-                },
+                "interpolation": "bicubic",
+                "augment": {"crop": {"name": "random_square"}},
+                "central_fraction": 1.0,
             },
             "optimizer": {
                 "name": "adamw",

@@ -67,7 +67,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "initial_values": "timm",
                 "dtype": "bfloat16",
             },
-            "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
             "evaluation": {"splits": {"validation": "validation"}, "interval_epochs": 5.0},
             "checkpoint": {"interval_epochs": 1.0, "keep_last": 2},
             "logging": {"interval_steps": 100},
@@ -76,23 +75,27 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     )
 
 
-def _crop() -> dict:
+def _data(image_size: int, global_batch_size: int, augment: dict) -> dict:
     return {
-        "crop": "inception",
-        "crop_flavour": "torchvision",
-        "min_area": 0.08,
-        "central_fraction": 1.0,
+        "name": "imagenet2012",
+        "image_size": image_size,
+        "global_batch_size": global_batch_size,
         "interpolation": "bicubic",
+        "augment": {
+            "crop": {"name": "inception", "flavour": "torchvision", "min_area": 0.08},
+            "flip": True,
+            "mix": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
+            **augment,
+        },
+        "central_fraction": 1.0,
     }
 
 
 def _pretrain(pixels: int, rate: float, epochs: int) -> dict:
     return {
         "data": {
-            "name": "imagenet2012",
-            "global_batch_size": 2048,
-            "image_size": pixels,
-            "augment": {**_crop(), "three_augment": True, "color_jitter": 0.3, "repeats": 3},
+            **_data(pixels, 2048, {"three_augment": True, "color_jitter": {"strength": 0.3}}),
+            "repeats": 3,
         },
         "loss": {
             "name": "sigmoid_cross_entropy",
@@ -113,17 +116,9 @@ def _pretrain(pixels: int, rate: float, epochs: int) -> dict:
 
 def _finetune() -> dict:
     return {
-        "data": {
-            "name": "imagenet2012",
-            "global_batch_size": 512,
-            "image_size": 224,
-            "augment": {
-                **_crop(),
-                "randaugment_layers": 2,
-                "randaugment_magnitude": 9.0,
-                "randaugment_flavour": "timm",
-            },
-        },
+        "data": _data(
+            224, 512, {"randaugment": {"layers": 2, "magnitude": 9.0, "flavour": "timm"}}
+        ),
         "loss": {"name": "softmax_cross_entropy", "label_smoothing": 0.1},
         "optimizer": {
             "name": "adamw",

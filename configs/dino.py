@@ -85,7 +85,8 @@ def _paper(name: str) -> dict:
             "name": "imagenet2012",
             "global_batch_size": _BATCH,
             "image_size": 224,
-            "augment": {"crop_flavour": "torchvision", "interpolation": "bicubic"},
+            "interpolation": "bicubic",
+            "augment": {"crop": {"flavour": "torchvision"}, "flip": True},
         },
         "optimizer": {
             "name": "adamw",
@@ -121,7 +122,7 @@ def _small() -> dict:
             "name": "cifar10",
             "image_size": 32,
             "global_batch_size": 128,
-            "augment": {"crop_flavour": "torchvision"},
+            "augment": {"crop": {"flavour": "torchvision"}, "flip": True},
             "eval_crop": "resize",
         },
         "optimizer": {

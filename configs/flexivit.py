@@ -69,10 +69,15 @@ def _distilled(recipe: str, size: str) -> dict:
             "global_batch_size": 4096 if is_21k else 1024,
             "image_size": 240,
             # Evaluation: the central 240 of 272 pixels.
-            "augment": {"crop": "inception", "antialias": False, "central_fraction": 240 / 272},
+            "central_fraction": 240 / 272,
             "eval_crop": "squash_central",
+            "antialias": False,
+            "augment": {
+                "crop": {"name": "inception"},
+                "flip": True,
+                "mix": {"mixup_alpha": 1.0},
+            },
         },
-        "mixing": {"mixup_alpha": 1.0},
         "loss": {"name": "sigmoid_cross_entropy" if is_21k else "softmax_cross_entropy"},
         "optimizer": {
             "name": "adamw",
@@ -110,14 +115,14 @@ def _supervised() -> dict:
             "train_split": "full[51200:]",
             "global_batch_size": 4096,
             "image_size": 240,
+            "antialias": False,
             "augment": {
-                "crop": "inception",
-                "antialias": False,
-                "randaugment_layers": 2,
-                "randaugment_magnitude": 10.0,
+                "crop": {"name": "inception"},
+                "flip": True,
+                "randaugment": {"layers": 2, "magnitude": 10.0},
+                "mix": {"mixup_alpha": 0.2},
             },
         },
-        "mixing": {"mixup_alpha": 0.2},
         "optimizer": {
             "name": "adamw",
             "options": {"mu_dtype": "bfloat16"},
@@ -137,7 +142,7 @@ def _cifar10() -> dict:
             "name": "cifar10",
             "image_size": 48,
             "global_batch_size": 64,
-            "augment": {"crop": "pad", "pad_pixels": 6},
+            "augment": {"crop": {"name": "pad", "pixels": 6}, "flip": True},
             "eval_crop": "resize",
         },
         "optimizer": {

@@ -37,7 +37,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "train_split": "train[:90%]" if whole else "train",
                 "image_size": 64,
                 "global_batch_size": 64,
-                "augment": {"crop": "inception", "min_area": 0.5},
+                "augment": {"crop": {"name": "inception", "min_area": 0.5}, "flip": True},
                 "eval_crop": "central",
             },
             "loss": {"label_smoothing": 0.1},

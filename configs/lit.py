@@ -85,7 +85,8 @@ def _web() -> dict:
         "image_size": 224,
         "global_batch_size": 16_384,
         "captions": {"tokenizer": "vocab.txt", "feature": "txt"},
-        "augment": {"crop": "inception", "antialias": False},
+        "antialias": False,
+        "augment": {"crop": {"name": "inception"}, "flip": True},
         "eval_crop": "squash_central",
     }
 
@@ -96,11 +97,11 @@ def _coco() -> dict:
         "image_size": 224,
         "global_batch_size": 512,
         "captions": {"tokenizer": "vocab.txt", "feature": "captions/text"},
+        "antialias": False,
         "augment": {
-            "crop": "resize",
-            "antialias": False,
-            "randaugment_layers": 2,
-            "randaugment_magnitude": 10.0,
+            "crop": {"name": "resize"},
+            "flip": True,
+            "randaugment": {"layers": 2, "magnitude": 10.0},
         },
         "eval_crop": "resize",
     }

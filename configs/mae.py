@@ -94,11 +94,10 @@ def _pretrain(name: str, epochs: float) -> dict:
             "name": "imagenet2012",
             "global_batch_size": 4096,
             "image_size": 224,
+            "interpolation": "bicubic",
             "augment": {
-                "crop": "inception",
-                "crop_flavour": "torchvision",
-                "min_area": 0.2,
-                "interpolation": "bicubic",
+                "crop": {"name": "inception", "flavour": "torchvision", "min_area": 0.2},
+                "flip": True,
             },
         },
         "optimizer": {
@@ -127,18 +126,15 @@ def _finetune(name: str) -> dict:
             "name": "imagenet2012",
             "global_batch_size": 1024,
             "image_size": 224,
+            "interpolation": "bicubic",
             "augment": {
-                "crop": "inception",
-                "crop_flavour": "torchvision",
-                "min_area": 0.08,
-                "interpolation": "bicubic",
-                "randaugment_layers": 2,
-                "randaugment_magnitude": 9.0,
-                "randaugment_flavour": "timm",
-                "erasing_probability": 0.25,
+                "crop": {"name": "inception", "flavour": "torchvision", "min_area": 0.08},
+                "flip": True,
+                "randaugment": {"layers": 2, "magnitude": 9.0, "flavour": "timm"},
+                "erasing": {"probability": 0.25},
+                "mix": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
             },
         },
-        "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
         "loss": {"label_smoothing": 0.1},
         "optimizer": {
             "name": "adamw",
@@ -164,7 +160,7 @@ def _small_data() -> dict:
         "name": "cifar10",
         "image_size": 32,
         "global_batch_size": 128,
-        "augment": {"crop": "pad", "pad_pixels": 4},
+        "augment": {"crop": {"name": "pad", "pixels": 4}, "flip": True},
         "eval_crop": "resize",
     }
 

@@ -38,7 +38,7 @@ def _paper(dataset: str) -> dict:
             "name": dataset,
             "global_batch_size": 4096,
             "image_size": 224,
-            "augment": {"crop": "inception", "min_area": 0.05, "flip": True},
+            "augment": {"crop": {"name": "inception", "min_area": 0.05}, "flip": True},
         },
         "optimizer": {
             "name": "adamw",
@@ -60,7 +60,7 @@ def _small() -> dict:
             "name": "cifar10",
             "image_size": 32,
             "global_batch_size": 128,
-            "augment": {"crop": "pad", "pad_pixels": 4},
+            "augment": {"crop": {"name": "pad", "pixels": 4}, "flip": True},
             "eval_crop": "resize",
         },
         "optimizer": {

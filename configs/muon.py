@@ -53,16 +53,14 @@ def _imagenet(epochs: float) -> dict:
             "train_split": "train[:99%]",
             "global_batch_size": 1024,
             "image_size": 224,
+            "antialias": False,
             "augment": {
-                "crop": "inception",
-                "min_area": 0.05,
-                "antialias": False,
+                "crop": {"name": "inception", "min_area": 0.05},
                 "flip": True,
-                "randaugment_layers": 2,
-                "randaugment_magnitude": 10.0,
+                "randaugment": {"layers": 2, "magnitude": 10.0},
+                "mix": {"mixup_alpha": 0.2},
             },
         },
-        "mixing": {"mixup_alpha": 0.2},
         "loss": {"name": "softmax_cross_entropy"},
         "optimizer": {
             **_OPTIMIZER,
@@ -87,6 +85,7 @@ def _small() -> dict:
             "name": "cifar10",
             "image_size": 32,
             "global_batch_size": 128,
+            "augment": {"flip": True},
             "eval_crop": "resize",
         },
         "optimizer": {

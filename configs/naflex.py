@@ -43,7 +43,7 @@ def _imagenet() -> dict:
             "train_split": "train[:99%]",
             "global_batch_size": 1024,
             "sequence_length": max(SEQUENCE_LENGTHS),
-            "augment": {"crop": "resize"},
+            "augment": {"crop": {"name": "resize"}, "flip": True},
             "eval_crop": "resize",
         },
         "optimizer": {
@@ -73,7 +73,7 @@ def _cifar10() -> dict:
             "image_size": 48,
             "global_batch_size": 64,
             "sequence_length": max(SMALL_SEQUENCE_LENGTHS),
-            "augment": {"crop": "pad", "pad_pixels": 4},
+            "augment": {"crop": {"name": "pad", "pixels": 4}, "flip": True},
             "eval_crop": "resize",
         },
         "optimizer": {

@@ -94,12 +94,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "train_split": "train[:99%]" if dataset == "imagenet2012" else "train",
                 "global_batch_size": 4096,
                 "image_size": 224,
-                "augment": {
-                    "crop": "inception",
-                    "min_area": 0.05,
-                    "flip": True,
-                    "antialias": False,
-                },
+                "antialias": False,
+                "augment": {"crop": {"name": "inception", "min_area": 0.05}, "flip": True},
             },
             "loss": {"name": "sigmoid_cross_entropy" if large else "softmax_cross_entropy"},
             "optimizer": {

@@ -26,10 +26,12 @@ def get_config() -> ml_collections.ConfigDict:
                 "name": "digits",
                 "image_size": 8,
                 "global_batch_size": 128,
-                "augment": {"crop": "pad", "pad_pixels": 1, "flip": False},
+                "augment": {
+                    "crop": {"name": "pad", "pixels": 1},
+                    "mix": {"mixup_alpha": 0.1},
+                },
                 "eval_crop": "resize",
             },
-            "mixing": {"mixup_alpha": 0.1},
             "loss": {"label_smoothing": 0.1},
             "optimizer": {
                 "name": "adamw",

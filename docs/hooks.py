@@ -25,6 +25,7 @@ from mkdocs.structure.pages import Page
 from vit_jax.__main__ import COMMANDS
 from vit_jax.config.keys import ConfigKey, config_keys, section_keys
 from vit_jax.config.task import TaskConfig
+from vit_jax.data.crops import Crop
 from vit_jax.losses import LabelLoss
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import FAMILIES
@@ -126,7 +127,8 @@ def config_page() -> str:
             section = key.name.rpartition(".")[0] or "run"
             title = f"model: {family.name}" if section == "model" else section
             _add_row(sections, title, key)
-    for section, cls in {"task": TaskConfig, "loss": LabelLoss}.items():
+    chosen = {"task": TaskConfig, "loss": LabelLoss, "data.augment.crop": Crop}
+    for section, cls in chosen.items():
         del sections[section]
         for name, other in cls.named_classes().items():
             for key in section_keys(other, None, ModelConfig, f"{section}."):

@@ -16,7 +16,7 @@ def run_mapping(train_steps, *, size=16, **changes):
     usual = {
         "data": {
             "name": "digits", "image_size": size, "global_batch_size": 16, "eval_crop": "resize",
-            "augment": {"crop": "resize"},
+            "augment": {"crop": {"name": "resize"}, "flip": True},
         },
         "optimizer": {"learning_rate": 1e-2},
         "train_steps": train_steps,

@@ -28,7 +28,7 @@ def hint(text):
     [
         *("optimizer.lr=0.01", "lr=0.01", "wd=0.1", "bs=64", "batch_size=64", "epochs=3"),
         *("num_epochs=3", "img_size=16", "drop_path=0.1", "optimizer.schedule.warmup=10"),
-        *("model.patch_dropout=0.1", "data.augment.randaugment=2", "checkpoint.keep=2", "sede=1"),
+        *("model.patch_dropout=0.1", "data.augment.randaug=true", "checkpoint.keep=2", "sede=1"),
     ],
 )
 def test_the_proposed_config_key_is_accepted(capsys, wrong):

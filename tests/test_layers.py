@@ -57,8 +57,8 @@ def _imports() -> list[tuple[str, str]]:
 
 
 def _row(module: str) -> int:
-    """Returns the row of a module. Config sections of tasks, and their list, belong to `config`."""
-    if re.fullmatch(r"tasks(\.\w+\.config)?", module):
+    """Returns the row of a module. Registries and sections that a config reads are in its row."""
+    if re.fullmatch(r"tasks(\.\w+\.config)?|data\.(augment(\.__init__)?|boxes|crops.*)", module):
         return _ROW["config"]
     return _ROW[module.split(".")[0]]
 

@@ -110,7 +110,7 @@ class Section(pydantic.BaseModel):
     kind: ClassVar[str] = ""
     """What the section configures, e.g. "a ResNet". The error for an unknown key names it."""
     former_keys: ClassVar[Mapping[str, str]] = {}
-    """Former key -> what to set instead, relative to the section."""
+    """Former key -> the full key to set instead."""
 
     @classmethod
     def named_classes(cls) -> "Mapping[str, type[Section]]":
@@ -183,7 +183,10 @@ def is_chosen(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> bool:
     above, _, leaf = key.rpartition(".")
     parent = section_of(cls, above, mapping) if above else cls
     field = None if parent is None else parent.model_fields.get(leaf)
-    return field is not None and any(isinstance(mark, ChosenBy) for mark in field.metadata)
+    if field is None or not any(isinstance(mark, ChosenBy) for mark in field.metadata):
+        return False
+    chosen = section_in(field.annotation)
+    return chosen is not None and "name" in chosen.model_fields
 
 
 def section_in(annotation: Any) -> type[Section] | None:
@@ -202,6 +205,14 @@ def can_be_off(annotation: Any) -> bool:
 def switch(value: Any, annotation: Any) -> Any:
     """Converts True and False, for a section that may be absent, to {} and None."""
     return ({} if value else None) if isinstance(value, bool) and can_be_off(annotation) else value
+
+
+def usual_class(field: FieldInfo) -> type[Section] | None:
+    """Returns the class of a field's section with default values; None: it is no section."""
+    for mark in field.metadata:
+        if isinstance(mark, ChosenBy):
+            return mark.choose({})
+    return section_in(field.annotation)
 
 
 def section_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> type[Section] | None:
@@ -223,7 +234,7 @@ def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     kind = f" for {cls.kind}" if cls.kind else ""
     chosen = [name for name, other in cls.named_classes().items() if key in other.model_fields]
     if key in cls.former_keys:
-        fix = f"set {PARENT}{cls.former_keys[key]}"
+        fix = f"set {cls.former_keys[key]}"
     elif chosen:
         fix = f"set {PARENT}name={chosen[0]}, which has it"
     else:
@@ -464,8 +475,9 @@ def _error_of_value(
         return raised.under(key)
     if row["type"].startswith(("greater_than", "less_than")):
         return ConfigError(f"is {value!r}", f"a value {_range(metadata)}", "correct it", key=key)
-    got = f"is {value!r} ({type(value).__name__})"
-    return ConfigError(got, describe(annotation), "correct it", key=key)
+    got, cls = f"is {value!r} ({type(value).__name__})", section_in(annotation)
+    fix = f"set {KEY}.{min(cls.model_fields)}" if cls and can_be_off(annotation) else "correct it"
+    return ConfigError(got, describe(annotation), fix, key=key)
 
 
 def _range(metadata: Iterable[Any]) -> str:

@@ -18,7 +18,7 @@ TEACHER, STUDENT = "BiT-R-Nano", "ViT-Nano/4"
 LENGTH = 25_600
 SEEDS = (0, 1, 2)
 _DISTILL = {"task.name": "distillation", "task.teacher": "job:teacher"}
-_MIXUP = {"mixing.mixup_alpha": 1.0}
+_MIXUP = {"data.augment.mix.mixup_alpha": 1.0}
 KINDS: dict[str, dict[str, Any]] = {
     "labels": {},
     "labels and mixup": _MIXUP,

@@ -34,7 +34,10 @@ def _shared(dataset: str, split: str) -> dict:
             "train_split": split,
             "image_size": 32,
             "global_batch_size": 64,
-            "augment": {"crop": "pad" if dataset == "cifar10" else "inception"},
+            "augment": {
+                "crop": {"name": "pad" if dataset == "cifar10" else "inception"},
+                "flip": True,
+            },
             "eval_crop": "resize",
         },
         "optimizer": {

@@ -16,18 +16,18 @@ import ml_collections
 
 from vit_jax.config.file import parse_arg
 
-# dataset -> (training split, augmentation).
+# dataset -> (training split, crop).
 _DATASETS = {
-    "cifar10": ("train[:10%]", {"crop": "pad", "pad_pixels": 4}),
-    "clothing_small": ("train", {"crop": "inception", "min_area": 0.3}),
-    "sign_language_digits": ("train", {"crop": "inception", "min_area": 0.3}),
+    "cifar10": ("train[:10%]", {"name": "pad", "pixels": 4}),
+    "clothing_small": ("train", {"name": "inception", "min_area": 0.3}),
+    "sign_language_digits": ("train", {"name": "inception", "min_area": 0.3}),
 }
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """Returns the recipe; ARG is the dataset."""
     dataset = parse_arg(arg, dataset=tuple(_DATASETS))["dataset"]
-    split, augment = _DATASETS[dataset]
+    split, crop = _DATASETS[dataset]
     return ml_collections.ConfigDict(
         {
             "model": {"name": "auto"},
@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "train_split": split,
                 "image_size": 32,
                 "global_batch_size": 64,
-                "augment": augment,
+                "augment": {"crop": crop, "flip": True},
                 "eval_crop": "resize",
             },
             "optimizer": {

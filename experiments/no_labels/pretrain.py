@@ -35,7 +35,7 @@ _OF_TASK = {
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """Returns the recipe; ARG is the task."""
     task = parse_arg(arg, task=TASKS)["task"]
-    crop = {"crop_flavour": "torchvision"} if task == "dino" else {"crop": "pad", "pad_pixels": 4}
+    crop = {"flavour": "torchvision"} if task == "dino" else {"name": "pad", "pixels": 4}
     config = ml_collections.ConfigDict(
         {
             "task": {"name": "classification" if task == "supervised" else task},
@@ -45,7 +45,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 "train_split": "train[10%:]",
                 "image_size": 32,
                 "global_batch_size": 64,
-                "augment": crop,
+                "augment": {"crop": crop, "flip": True},
                 "eval_crop": "resize",
             },
             "optimizer": {

@@ -26,8 +26,8 @@ gpu_plans() {
     plan pretrain.py:imagenet2012,B/16 h100:8 --config.data.global_batch_size=2048 \
         --config.model.dropout=0.0 --config.model.stochastic_depth=0.2 --config.model.layer_scale=1e-4 \
         --config.model.representation_size=None --config.loss.name=sigmoid_cross_entropy \
-        --config.mixing.mixup_alpha=0.8 --config.mixing.cutmix_alpha=1.0 --config.data.augment.three_augment=true \
-        --config.data.augment.color_jitter=0.3 --config.optimizer.name=lamb \
+        --config.data.augment.mix.mixup_alpha=0.8 --config.data.augment.mix.cutmix_alpha=1.0 --config.data.augment.three_augment=true \
+        --config.data.augment.color_jitter=true --config.optimizer.name=lamb \
         --config.optimizer.weight_decay=0.02 --config.train_epochs=400
     plan better_plain_vit.py:90 h100:8
     plan pretrain.py:imagenet21k,L/16 h100:8x4

@@ -40,21 +40,21 @@ _HEAD_BIAS = {"model.head_bias_init": -2.3}
 # Recipes for ImageNet: half an image is the smallest crop of 8 pixels that shows a digit. Strong
 # augmentation needs more steps, so batches are small.
 _LONG = {"train_epochs": 200.0, "data.global_batch_size": 32}
-_IMAGENET = {**_DATA, **_LONG, "data.augment.min_area": 0.5, "model.dtype": "float32",
+_IMAGENET = {**_DATA, **_LONG, "data.augment.crop.min_area": 0.5, "model.dtype": "float32",
              "optimizer.learning_rate": 2e-3}  # fmt: skip
 _PRETRAIN = {**_DATA, "evaluation.splits": {}}
 _FEWER = {"data.train_split": _FEW, "data.global_batch_size": 64}
 _FINETUNE = {**_DATA, **_FEWER, "train_steps": 200, "optimizer.schedule.warmup_steps": 20,
-             "evaluation.interval_steps": 50, "data.augment.min_area": 0.5,
+             "evaluation.interval_steps": 50, "data.augment.crop.min_area": 0.5,
              "optimizer.learning_rate": 0.03}  # fmt: skip
-_PLAIN = {**_DATA, "mixing.mixup_alpha": 0.0, "loss.label_smoothing": 0.0,
-          "data.augment.crop": "resize"}  # fmt: skip
+_PLAIN = {**_DATA, "data.augment.mix": False, "loss.label_smoothing": 0.0,
+          "data.augment.crop.name": "resize"}  # fmt: skip
 _SLOW = {"optimizer.learning_rate": 2e-3, "optimizer.schedule.warmup_epochs": 5.0}
 _PLAIN_FEW = {**_PLAIN, **_FEWER, "train_epochs": 44.6}
 _CAPTIONS = {"data.captions.templates": ("a photo of the number {}.", "the digit {}."),
              "data.captions.feature": None, "data.source": "tfds"}  # fmt: skip
 # At 10, RandAugment shifts an image by 45 % of its side.
-_RANDAUGMENT = {"data.augment.randaugment_magnitude": 2.0}
+_RANDAUGMENT = {"data.augment.randaugment.magnitude": 2.0}
 _TOWERS = {f"model.{tower}.{key}": value for tower in ("image", "text")
            for key, value in (("width", 64), ("depth", 4 if tower == "image" else 2),
                               ("mlp_dim", 128), ("num_heads", 4))}  # fmt: skip
@@ -100,14 +100,14 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "flexivit": ("flexivit.py:cifar10", {
         **_DATA, **_TOKEN, "model.name": "ViT-Ti/4", "model.patch_kernel_size": 8,
         "model.position_grid": 4, "flexible.patch_sizes": (12, 6, 4), "data.image_size": 24,
-        "data.augment.pad_pixels": 3, "data.global_batch_size": 32, "train_examples": 287_400}),
+        "data.augment.crop.pixels": 3, "data.global_batch_size": 32, "train_examples": 287_400}),
     "naflex": ("naflex.py:cifar10", {
         **_DATA, **_TOKEN, "model.position_grid": 4, "flexible.sequence_lengths": (4, 9, 16),
-        "data.sequence_length": 16, "data.augment.pad_pixels": 1, "data.global_batch_size": 32,
+        "data.sequence_length": 16, "data.augment.crop.pixels": 1, "data.global_batch_size": 32,
         "train_examples": 287_400}),
     "clip": ("clip.py:B/32", {
         **_PAIRS, **_WARMUP, "train_epochs": 200.0, "data.global_batch_size": 64,
-        "data.augment.crop": "pad", "data.augment.pad_pixels": 1,
+        "data.augment.crop.name": "pad", "data.augment.crop.pixels": 1,
         "model.name": "CLIP-ViT-Ti/2", "model.embedding_size": 64,
         "data.captions.tokenizer": "vocabulary:clip", "model.text.context_length": 40,
         "model.text.vocabulary_size": len(_CLIP), "optimizer.learning_rate": 2e-3}),
@@ -118,18 +118,18 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         **_PAIRS, **_BERT, **_WARMUP, "model.name": "LiT-ViT-Ti/2", "model.text.pooling": "first",
         "model.text.pad_token": 0, "init_from": "run:plain_long", "train_steps": 400}),
     "mae_pretrain": ("mae.py:small", {
-        **_PRETRAIN, **_TOKEN, "train_epochs": 100.0, "data.augment.pad_pixels": 1,
+        **_PRETRAIN, **_TOKEN, "train_epochs": 100.0, "data.augment.crop.pixels": 1,
         "optimizer.schedule.warmup_epochs": 5.0}),
     "mae": ("mae.py:small,finetune", {
         **_DATA, **_TOKEN, **_LONG, "init_from": "run:mae_pretrain",
-        "data.augment.pad_pixels": 1, "optimizer.schedule.warmup_epochs": 5.0}),
+        "data.augment.crop.pixels": 1, "optimizer.schedule.warmup_epochs": 5.0}),
     **{f"{name}_pretrain": (f"dino.py:small{',' * bool(term)}{term}", {
         **_PRETRAIN, **_TOKEN, "train_epochs": 20.0, "task.local_size": 4,
         "task.local_min_area": 0.2, "optimizer.freeze_epochs": 1.0,
         "optimizer.schedule.warmup_epochs": 5.0})
        for name, term in (("dino", ""), ("ibot", "ibot"))},
     "masked_patches_pretrain": ("masked_patches.py:small", {
-        **_PRETRAIN, **_TOKEN, "train_epochs": 40.0, "data.augment.pad_pixels": 1,
+        **_PRETRAIN, **_TOKEN, "train_epochs": 40.0, "data.augment.crop.pixels": 1,
         "optimizer.schedule.warmup_epochs": 5.0}),
     "transfer": ("transfer.py:tfds,paper,test", {**_FINETUNE, "init_from": "run:plain_rest"}),
     **{name: ("transfer.py:tfds,paper,test", {
@@ -137,9 +137,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "data.global_batch_size": 32, "train_steps": 8981, "evaluation.interval_steps": 2000})
        for name in ("dino", "ibot", "masked_patches")},
     "cifar10_small": ("cifar10_small.py", {
-        **_DATA, **_TOKEN, "data.augment.pad_pixels": 1, "data.global_batch_size": 32,
+        **_DATA, **_TOKEN, "data.augment.crop.pixels": 1, "data.global_batch_size": 32,
         "train_examples": 287_400}),
-    "cifar10": ("cifar10.py", {**_DATA, **_GAP, **_LONG, "data.augment.pad_pixels": 1}),
+    "cifar10": ("cifar10.py", {**_DATA, **_GAP, **_LONG, "data.augment.crop.pixels": 1}),
 }  # fmt: skip
 
 _ZERO = "zeroshot/digits/accuracy_top1"

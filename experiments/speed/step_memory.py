@@ -51,7 +51,12 @@ def program_of(topology: str, model: str, depth: int, scan: bool, remat: str) ->
     name = {"name": f"ViT-{model}", "depth": depth, "dtype": "bfloat16"}
     mapping: dict[str, Any] = {
         "model": {**name, "scan": scan, "remat": remat},
-        "data": {"name": "synthetic", "global_batch_size": MODELS[model], "image_size": 224},
+        "data": {
+            "name": "synthetic",
+            "global_batch_size": MODELS[model],
+            "image_size": 224,
+            "augment": {"flip": True},
+        },
         "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1, "clip_global_norm": 1.0},
         "train_steps": 1000,
         "accumulation_steps": 1,

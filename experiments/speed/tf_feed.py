@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     from vit_jax.bench.feed import measure_feed
-    from vit_jax.config.data import AugmentConfig, DataConfig
+    from vit_jax.config.data import DataConfig
     from vit_jax.data.sources import class_count, open_source
 
     is_folder = Path(args.source).is_dir()
@@ -47,11 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         image_size=args.image_size,
         global_batch_size=args.batch_size,
         cache_mb=0,
-        augment=AugmentConfig(crop="inception", min_area=MIN_AREA, antialias=False),
+        antialias=False,
+        augment={"crop": {"name": "inception", "min_area": MIN_AREA}},
     )
     source = open_source(data, args.split)
     memory, classes = MemorySource(source), class_count(source, None)
-    antialiased = data.replace(augment=data.augment.replace(antialias=True))
+    antialiased = data.replace(antialias=True)
 
     def ours(data: DataConfig) -> float:
         return measure_feed(

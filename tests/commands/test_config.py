@@ -25,10 +25,17 @@ def test_config_lists_every_key_with_its_type_default_and_meaning(capsys):
 
 def test_config_shows_one_section_of_a_recipe_with_overrides(capsys):
     recipe = "--config=configs/quickstart.py"
-    assert main(["config", "mixing", recipe, "--config.mixing.cutmix_alpha=0.5"]) == 0
+    assert (
+        main(["config", "data.augment.mix", recipe, "--config.data.augment.mix.cutmix_alpha=0.5"])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     keys = [line for line in lines if not line.startswith(" ")]
-    assert keys == ["mixing.mixup_alpha = 0.1", "mixing.cutmix_alpha = 0.5"]
+    assert keys == [
+        "data.augment.mix = True",
+        "data.augment.mix.mixup_alpha = 0.1",
+        "data.augment.mix.cutmix_alpha = 0.5",
+    ]
 
 
 def test_the_model_section_is_that_of_the_recipes_family(capsys):
@@ -61,13 +68,29 @@ def keys(capsys, *arguments):
 def test_keys_are_found_by_other_words_and_by_their_meaning(capsys):
     assert keys(capsys, "lr")[0] == "optimizer.learning_rate"
     assert "optimizer.schedule.timescale_steps" not in keys(capsys, "warmup_epochs")
-    assert "mixing.mixup_alpha" in keys(capsys, "Beta mixup")
+    assert "data.augment.mix.mixup_alpha" in keys(capsys, "Beta mixup")
     assert keys(capsys, "early stopping")
 
 
 def test_changed_shows_only_values_that_are_not_defaults(capsys):
     recipe = "--config=configs/quickstart.py"
-    assert keys(capsys, "mixing", recipe, "--changed") == ["mixing.mixup_alpha"]
+    mix = ["data.augment.mix", "data.augment.mix.mixup_alpha"]
+    assert keys(capsys, "data.augment.mix", recipe, "--changed") == mix
+
+
+def test_operations_that_are_off_are_listed_without_their_keys(capsys):
+    recipe = "--config=configs/quickstart.py"
+    assert keys(capsys, "data.augment", recipe) == [
+        "data.augment.crop.name", "data.augment.crop.pixels", "data.augment.color_jitter",
+        "data.augment.erasing", "data.augment.flip", "data.augment.mix",
+        "data.augment.mix.mixup_alpha", "data.augment.mix.cutmix_alpha",
+        "data.augment.randaugment", "data.augment.three_augment",
+    ]  # fmt: skip
+    assert main(["config", "data.augment.flip", recipe, "--values"]) == 0
+    assert capsys.readouterr().out == "data.augment.flip = False\n"
+    everything = keys(capsys, "data.augment")
+    assert {"data.augment.flip", "data.augment.erasing.probability"} <= {*everything}
+    assert {"data.augment.crop.min_area", "data.augment.crop.pixels"} <= {*everything}
 
 
 def test_two_configs_are_compared_also_of_two_families(capsys):
@@ -98,9 +121,9 @@ def test_every_other_word_belongs_to_a_key():
 
 
 def test_help_of_a_section_is_printed(capsys):
-    arguments = ["train", "--config=configs/quickstart.py", "--config.mixing.help"]
+    arguments = ["train", "--config=configs/quickstart.py", "--config.data.augment.mix.help"]
     assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith("mixing.mixup_alpha = 0.1\n    a number")
+    assert capsys.readouterr().out.startswith("data.augment.mix = True\n    true or false")
 
 
 def test_the_version_names_the_packages(capsys):

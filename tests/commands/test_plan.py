@@ -11,8 +11,7 @@ from processes import ROOT, run_command, user_error
 CONFIG = f"--config={ROOT / 'configs/quickstart.py'}"
 # Compiles in seconds, without the random loops of mixup.
 SMALL = (
-    "--config.model.depth=2", "--config.model.scan=true", "--config.mixing.mixup_alpha=0",
-    "--config.data.augment.flip=false",
+    "--config.model.depth=2", "--config.model.scan=true", "--config.data.augment.mix=false",
 )  # fmt: skip
 
 

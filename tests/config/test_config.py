@@ -16,6 +16,9 @@ from vit_jax.config.file import (
 )
 from vit_jax.config.optimizer import ScheduleConfig
 from vit_jax.config.run import CheckpointConfig, Config
+from vit_jax.data.augment import STAGES
+from vit_jax.data.augment.flip import Flip
+from vit_jax.data.crops.pad import Pad
 from vit_jax.errors import ConfigError, FileError
 from vit_jax.schema import differences, parse_override
 from vit_jax.train.inputs import check_metrics
@@ -57,8 +60,11 @@ def test_the_smallest_config_has_four_required_parts():
         ("seed", 2**32, "'seed' is 4294967296"),
         ("seed", 1.5, "'seed' is 1.5 (float)"),
         ("data__global_batch_size", 0, "'data.global_batch_size' is 0"),
-        ("data__augment__min_area", 0.0, "'data.augment.min_area' is 0.0"),
-        ("data__augment__crop", "centre", "'data.augment.crop' is 'centre' (str)"),
+        ("data__augment__crop__min_area", 0.0, "'data.augment.crop.min_area' is 0.0"),
+        ("data__augment__crop__name", "centre", "'data.augment.crop.name' is 'centre' (str)"),
+        ("data__augment__crop", "pad", "'data.augment.crop' is 'pad'"),
+        ("data__augment__color_jitter", 0.3, "'data.augment.color_jitter' is 0.3 (float)"),
+        ("data__augment__mix", True, "'data.augment.mix.mixup_alpha' is 0, as is"),
         ("model__pooling", "mean", "'model.pooling' is 'mean' (str)"),
         ("model__dropout", 1.0, "'model.dropout' is 1.0"),
         ("model__layer_scale", 0, "'model.layer_scale' is 0"),
@@ -86,11 +92,6 @@ def test_the_smallest_config_has_four_required_parts():
         ("profile__steps", "5", "'profile.steps' is '5'"),
         ("profile__steps", "0:5", "'profile.steps' is '0:5'"),
         ("profile__steps", "7:5", "'profile.steps' is '7:5'"),
-        (
-            "data__augment",
-            {"min_area": 0.5, "max_area": 0.2},
-            "'data.augment.min_area' is 0.5 and",
-        ),
     ],
 )
 def test_an_impossible_value_is_named_with_its_whole_key(key, value, part):
@@ -134,10 +135,9 @@ def test_a_new_name_of_the_model_drops_the_sizes_of_the_file(caplog):
 
 
 def test_a_shift_of_more_than_the_image_is_refused():
-    augment = {"crop": "pad", "pad_pixels": 32}
-    with pytest.raises(ConfigError, match=r"'data.augment.pad_pixels' is 32 for images of 32 pix"):
+    augment = {"crop": {"name": "pad", "pixels": 32}}
+    with pytest.raises(ConfigError, match=r"'data.augment.crop.pixels' is 32 for images of 32 pix"):
         Config.from_mapping(mapping(data__augment=augment, data__image_size=32))
-    Config.from_mapping(mapping(data__augment={"pad_pixels": 32}, data__image_size=32))
 
 
 @pytest.mark.parametrize("units", [(), ("steps", "epochs"), ("epochs", "examples")])
@@ -236,7 +236,7 @@ def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
             "seed=2",
             "optimizer.learning_rate=2e-3",
             "model.pooling=gap",
-            "data.augment.flip=false",
+            "data.augment.flip=true",
             "optimizer.options.b2=0.9",
             "evaluation.splits.test=test",
             "model.layer_scale=1e-5",
@@ -247,7 +247,7 @@ def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
     assert config.seed == 2
     assert config.optimizer.learning_rate == 0.002
     assert config.model.pooling == "gap"
-    assert config.data.augment.flip is False
+    assert config.data.augment.flip == Flip()
     assert config.optimizer.options == {"b2": 0.9}
     assert config.evaluation.splits == {"test": "test"}
     assert config.model.layer_scale == 1e-5
@@ -255,25 +255,51 @@ def test_overrides_are_applied_in_order_and_reach_nested_keys(config_file):
     assert config.data.data_dir == "/a=b"
 
 
-PADDED = 'data.augment={"crop": "pad", "pad_pixels": 2, "flip": false}'
+PADDED = 'data.augment={"crop": {"name": "pad", "pixels": 2}, "flip": false}'
 
 
 @pytest.mark.parametrize(
-    ("overrides", "crop", "pixels", "flip"),
+    ("overrides", "pixels", "on"),
     [
-        ([PADDED], "pad", 2, False),
-        ([PADDED, "data.augment.flip=true"], "pad", 2, True),
-        (["data.augment.flip=true", PADDED], "pad", 2, False),
-        ([PADDED, "data.augment={'pad_pixels': 3}"], "pad", 3, False),
-        (["data={'augment': {'pad_pixels': 3}}", PADDED, "data.augment={}"], "pad", 2, False),
+        ([PADDED], 2, []),
+        ([PADDED, "data.augment.flip=true"], 2, ["flip"]),
+        (["data.augment.flip=true", PADDED], 2, []),
+        ([PADDED, "data.augment={'crop': {'pixels': 3}}"], 3, []),
+        (["data.augment.crop.name=pad", PADDED, "data={'augment': {'flip': True}}"], 2, ["flip"]),
+        ([PADDED, "data.augment.erasing.probability=0.1", "data.augment={}"], 2, ["erasing"]),
+        (["data.augment.erasing=true", PADDED, "data.augment.erasing=none"], 2, []),
     ],
 )
-def test_overrides_of_a_section_add_up_in_their_order(config_file, overrides, crop, pixels, flip):
+def test_overrides_of_a_section_add_up_in_their_order(config_file, overrides, pixels, on):
     before = load_config(str(config_file)).data
     data = load_config(str(config_file), overrides).data
-    augment = data.augment
-    assert (augment.crop, augment.pad_pixels, augment.flip) == (crop, pixels, flip)
+    assert data.augment.crop == Pad(pixels=pixels)
+    assert data.augment.to_mapping().keys() == {"crop", *on}
+    assert [*data.augment.operations(*STAGES)] == on
     assert data.replace(augment=before.augment) == before
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [("randaugment_layers=2", "randaugment.layers"), ("erasing_probability=1", "erasing.prob"),
+     ("pad_pixels=2", "crop.name=pad and data.augment.crop.pixels"),
+     ("crop=pad", "crop.name=pad"), ("min_area=0.1", "crop.min_area"),
+     ("color_jitter=0.3", "color_jitter.strength")],
+)  # fmt: skip
+def test_a_former_spelling_of_an_augmentation_is_told_the_new_one(config_file, former, now):
+    with pytest.raises(ConfigError, match=rf"set data\.augment\.{re.escape(now)}"):
+        load_config(str(config_file), [f"data.augment.{former}"])
+
+
+def test_what_moved_out_of_the_augmentation_is_named(config_file):
+    for former, now in {
+        "data.augment.interpolation=bicubic": "data.interpolation",
+        "data.augment.central_fraction=1.0": "data.central_fraction",
+        "data.augment.repeats=3": "data.repeats",
+        "mixing.mixup_alpha=0.2": "data.augment.mix",
+    }.items():
+        with pytest.raises(ConfigError, match=f"set {re.escape(now)}$"):
+            load_config(str(config_file), [former])
 
 
 def test_a_section_of_a_dict_is_merged_and_a_dict_of_values_is_replaced(config_file):

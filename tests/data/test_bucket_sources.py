@@ -41,7 +41,7 @@ def batches(data, steps=range(3, 9), split="test"):
     source, spec = open_training_data(data).source, batch_spec(data, 64, range(64))
     held = open_source(data, split)
     classes = len(source.class_names)
-    preprocessing = labelled_image(make_train_transform(SIZE, data.augment), SIZE, classes)
+    preprocessing = labelled_image(make_train_transform(SIZE, data), SIZE, classes)
     options = {"seed": 1, "start_step": steps.start, "end_step": steps.stop}
     with (
         train_batches(source, preprocessing, spec, **options) as training,
@@ -245,7 +245,7 @@ def test_an_object_that_is_deleted_below_a_run_is_named(gcs, photos, tmp_path):
 def test_examples_that_cannot_be_reached_are_not_skipped_as_bad(bucket, digits_url, tmp_path):
     data = config(digits_url, tmp_path, on_bad_example="skip", num_threads=0)
     source = open_training_data(data).source
-    preprocessing = labelled_image(make_train_transform(SIZE, data.augment), SIZE, 10)
+    preprocessing = labelled_image(make_train_transform(SIZE, data), SIZE, 10)
     bucket.server.faults(expired=True)
     with (
         pytest.raises(UnreachableError, match=r"cannot read .*digits-train.*credentials"),

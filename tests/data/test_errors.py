@@ -9,7 +9,7 @@ from image_files import encoded, write_folder, write_tars
 from vocabularies import write_word_level
 
 from vit_jax.config.captions import CaptionsConfig
-from vit_jax.config.data import AugmentConfig, DataConfig, SubsetConfig
+from vit_jax.config.data import DataConfig, SubsetConfig
 from vit_jax.data.captions import build_captions
 from vit_jax.data.class_names import head_columns, match_classes
 from vit_jax.data.dataset_sizes import known_size
@@ -243,6 +243,10 @@ def size(**data):
     return lambda: known_size(DataConfig.from_mapping({"global_batch_size": 1, **data}))
 
 
+def data(**options):
+    return DataConfig(name="none", global_batch_size=1, **options)
+
+
 def preprocess(image):
     return lambda: Preprocess((8, 8))(image)
 
@@ -275,7 +279,7 @@ VALUES = [
     (preprocess(3), DataError, ("int as an image",)),
     (preprocess("there/is/no.png"), DataError, ("there/is/no.png",)),
     (preprocess(__file__), DataError, ("test_errors.py: ",)),
-    (lambda: AugmentConfig(interpolation="bicubic", antialias=False), ConfigError, ("antialias",)),
+    (lambda: data(interpolation="bicubic", antialias=False), ConfigError, ("antialias",)),
     (lambda: CaptionsConfig(feature="text"), ConfigError, ("'tokenizer' is not set",)),
     (lambda: CaptionsConfig(tokenizer="t", feature="a", templates=("a {}",)), ConfigError,
      ("'feature' is given",)),
@@ -291,12 +295,21 @@ def test_values(call, kind, words):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("crop", "middle"), ("crop_flavour", "timm"), ("randaugment_flavour", "torchvision"),
-     ("central_fraction", 0.0), ("central_fraction", 1.5), ("color_jitter", 1.5),
-     ("erasing_probability", 1.1), ("antialias", "yes")],
+    [("crop.name", "middle"), ("crop.flavour", "timm"), ("randaugment.flavour", "torchvision"),
+     ("randaugment.layers", 0), ("color_jitter.strength", 1.5), ("erasing.probability", 1.1),
+     ("erasing.probability", 0.0)],
 )  # fmt: skip
 def test_augmentation_keys(key, value):
-    check(lambda: AugmentConfig(**{key: value}), ConfigError, [key])
+    section, option = key.split(".")
+    augment = {section: {option: value}}
+    check(lambda: data(augment=augment), ConfigError, [f"'augment.{key}' is"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("central_fraction", 0.0), ("central_fraction", 1.5), ("antialias", "yes")]
+)
+def test_keys_of_resizing(key, value):
+    check(lambda: data(**{key: value}), ConfigError, [key])
 
 
 IMAGE = encoded(1)

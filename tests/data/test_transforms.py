@@ -5,25 +5,34 @@ import pytest
 from images import encode, noise, photo
 from PIL import Image
 
-from vit_jax.config.data import AugmentConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.data import decode as decode_module
-from vit_jax.data.crops import central_box, paper_box, random_part, random_square, torchvision_box
+from vit_jax.data.augment.color_jitter import ColorJitter
+from vit_jax.data.augment.randaugment import RandAugment
+from vit_jax.data.augment.three_augment import ThreeAugment
+from vit_jax.data.boxes import central_box
+from vit_jax.data.crops import CROPS
+from vit_jax.data.crops.inception import paper_box, torchvision_box
+from vit_jax.data.crops.random_square import RandomSquare
+from vit_jax.data.crops.squash_random import SquashRandom
 from vit_jax.data.jpeg import UnsupportedJpegError
-from vit_jax.data.randaugment import randaugment
 from vit_jax.data.randaugment_timm import randaugment_timm
 from vit_jax.data.resize import resize
-from vit_jax.data.threeaugment import color_jitter, three_augment
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 
 
-def train(encoded: bytes, size: int, seed: int = 0, **augment) -> np.ndarray:
-    transform = make_train_transform(size, AugmentConfig(**augment))
-    return transform(encoded, np.random.default_rng(seed))
+def train(
+    encoded: bytes, size: int, seed: int = 0, crop: str = "inception", augment=None, **options
+) -> np.ndarray:
+    """Options are those of the crop, but for interpolation and antialias."""
+    sampling = {n: options.pop(n) for n in ("interpolation", "antialias") if n in options}
+    augment = {"crop": {"name": crop, **options}, **(augment or {})}
+    data = DataConfig(name="", global_batch_size=1, augment=augment, **sampling)
+    return make_train_transform(size, data)(encoded, np.random.default_rng(seed))
 
 
-def evaluate(encoded: bytes, size: int, crop: str = "central", **augment) -> np.ndarray:
-    transform = make_eval_transform(size, crop, AugmentConfig(**augment))
-    return transform(encoded, np.random.default_rng(0))
+def evaluate(encoded: bytes, size: int, crop: str = "central", **options) -> np.ndarray:
+    return make_eval_transform(size, crop, **options)(encoded, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -31,8 +40,8 @@ def evaluate(encoded: bytes, size: int, crop: str = "central", **augment) -> np.
 )
 def test_inception_crop_takes_the_drawn_box_of_its_flavour(flavour, draw):
     pixels = noise(40, 50)
-    left, top, right, bottom = draw((50, 40), 0.3, 0.5, np.random.default_rng(3))
-    found = train(encode(pixels), 16, 3, min_area=0.3, max_area=0.5, crop_flavour=flavour)
+    left, top, right, bottom = draw((50, 40), np.random.default_rng(3), 0.3)
+    found = train(encode(pixels), 16, 3, min_area=0.3, flavour=flavour)
     np.testing.assert_array_equal(found, resize(pixels[top:bottom, left:right], 16))
 
 
@@ -41,7 +50,7 @@ def test_pad_crop_shifts_the_image_by_the_drawn_pixels_and_fills_with_black():
     seen = set()
     for seed in range(60):
         dx, dy = np.random.default_rng(seed).integers(-2, 3, size=2)
-        found = train(encode(pixels), 8, seed, crop="pad", pad_pixels=2)
+        found = train(encode(pixels), 8, seed, crop="pad", pixels=2)
         padded = np.pad(pixels, ((2, 2), (2, 2), (0, 0)))
         np.testing.assert_array_equal(found, padded[2 + dy : 10 + dy, 2 + dx : 10 + dx])
         seen |= {(int(dx), int(dy))}
@@ -55,21 +64,21 @@ def test_resize_crop_only_squashes_the_image():
 
 def test_a_random_square_keeps_the_shape_and_squash_random_does_not():
     pixels = noise(30, 60)
-    left, _, right, _ = random_square((60, 30), np.random.default_rng(3))
+    left, _, right, _ = RandomSquare().box((60, 30), np.random.default_rng(3))
     assert (right - left, left) != (30, 15)
     found = train(encode(pixels), 24, 3, crop="random_square")
     np.testing.assert_array_equal(found, resize(pixels[:, left:right], 24))
     # BiT's: 4/5 of both sides.
-    left, top, right, bottom = random_part((60, 30), 0.8, np.random.default_rng(3))
+    left, top, right, bottom = SquashRandom(fraction=0.8).box((60, 30), np.random.default_rng(3))
     assert (right - left, bottom - top) == (48, 24)
-    found = train(encode(pixels), 24, 3, crop="squash_random", random_fraction=0.8)
+    found = train(encode(pixels), 24, 3, crop="squash_random", fraction=0.8)
     np.testing.assert_array_equal(found, resize(pixels[top:bottom, left:right], 24))
 
 
 def test_central_crop_equals_that_of_evaluation():
     encoded = encode(noise(60, 90))
     for fraction in (0.875, 0.5):
-        found = train(encoded, 24, crop="central", central_fraction=fraction)
+        found = train(encoded, 24, crop="central", fraction=fraction)
         np.testing.assert_array_equal(found, evaluate(encoded, 24, central_fraction=fraction))
 
 
@@ -102,11 +111,12 @@ def test_training_and_evaluation_are_antialiased_in_every_crop_unless_switched_o
     # One-pixel stripes shrunk by eight are gray; without antialiasing they are black or white.
     encoded = encode(STRIPES, kind, **({"quality": 95} if kind == "JPEG" else {}))
 
-    def crops(**augment):
+    def crops(**antialias):
         for crop in ("central", "resize"):
-            yield evaluate(encoded, 13, crop, **augment).astype(int)
+            yield evaluate(encoded, 13, crop, **antialias).astype(int)
         for crop in ("central", "resize", "inception"):
-            yield train(encoded, 13, crop=crop, min_area=0.8, **augment).astype(int)
+            area = {"min_area": 0.8} if crop == "inception" else {}
+            yield train(encoded, 13, crop=crop, **area, **antialias).astype(int)
 
     assert all(np.abs(found - 128).max() <= 6 for found in crops())
     assert all(found.std() > 60 for found in crops(antialias=False))
@@ -127,7 +137,7 @@ def test_bicubic_crops_equal_pillows_in_training_and_evaluation():
     assert np.abs(found - np.asarray(whole)).mean() < 1.5
 
 
-def test_evaluation_is_deterministic_and_needs_no_augment_section():
+def test_evaluation_is_deterministic():
     rng = np.random.default_rng(0)
     encoded = encode(noise(9, 9))
     found = make_eval_transform(8, "central")(encoded, rng)
@@ -136,9 +146,7 @@ def test_evaluation_is_deterministic_and_needs_no_augment_section():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3)])
-@pytest.mark.parametrize(
-    "crop", ["inception", "random_square", "squash_random", "pad", "resize", "central"]
-)
+@pytest.mark.parametrize("crop", CROPS.names)
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_the_thinnest_images_work(size, crop, kind):
     encoded = encode(noise(*size), kind)
@@ -172,24 +180,24 @@ def test_partial_and_full_decoding_agree_within_a_few_levels(monkeypatch, size, 
 @pytest.mark.parametrize(
     ("augment", "steps"),
     [
-        ({"randaugment_layers": 2, "randaugment_magnitude": 7},
-         [lambda image, rng: randaugment(image, 2, 7.0, rng)]),
-        ({"randaugment_layers": 1, "randaugment_flavour": "timm", "color_jitter": 0.4},
+        ({"randaugment": {"layers": 2, "magnitude": 7.0}},
+         [RandAugment(layers=2, magnitude=7.0)]),
+        ({"color_jitter": {"strength": 0.4}, "randaugment": {"layers": 1, "flavour": "timm"}},
          [lambda image, rng: randaugment_timm(image, 1, 10.0, rng),
-          lambda image, rng: color_jitter(image, 0.4, rng)]),
-        ({"randaugment_layers": 1, "three_augment": True, "color_jitter": 0.3},
-         [lambda image, rng: randaugment(image, 1, 10.0, rng), three_augment,
-          lambda image, rng: color_jitter(image, 0.3, rng)]),
+          ColorJitter(strength=0.4)]),
+        ({"three_augment": True, "color_jitter": True, "randaugment": {"layers": 1}},
+         [RandAugment(layers=1), ThreeAugment(),
+          ColorJitter(strength=0.3)]),
     ],
     ids=["randaugment", "timm+jitter", "all"],
 )  # fmt: skip
-def test_augmentations_come_after_the_crop_in_the_order_of_the_config(augment, steps):
+def test_operations_come_after_the_crop_in_their_order(augment, steps):
     pixels = noise(40, 40)
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        left, top, right, bottom = paper_box((40, 40), 0.05, 1.0, rng)
+        left, top, right, bottom = paper_box((40, 40), rng, 0.05)
         expected = Image.fromarray(resize(pixels[top:bottom, left:right], 24))
         for step in steps:
             expected = step(expected, rng)
-        found = train(encode(pixels), 24, seed, **augment)
+        found = train(encode(pixels), 24, seed, augment=augment)
         np.testing.assert_array_equal(found, np.asarray(expected))

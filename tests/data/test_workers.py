@@ -25,7 +25,7 @@ from vit_jax.data.transforms import make_train_transform
 def open_feed(workers):
     data = DataConfig.from_mapping({**json.loads(sys.argv[1]), "global_batch_size": 64})
     source = open_training_data(data).source
-    transform = make_train_transform(8, data.augment)
+    transform = make_train_transform(8, data)
     preprocessing = labelled_image(transform, 8, len(source.class_names))
     spec = BatchSpec(64, range(64), num_threads=1, num_workers=workers)
     return train_batches(source, preprocessing, spec, seed=3, start_step=5, end_step=1000)

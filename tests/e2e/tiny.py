@@ -5,7 +5,7 @@
 
 
 def get_config(variant="mixed"):
-    mixing = {"mixup_alpha": 0.2} if variant == "mixed" else {}
+    mix = {"mix": {"mixup_alpha": 0.2}} if variant == "mixed" else {}
     return {
         "seed": 3,
         "model": {
@@ -22,9 +22,8 @@ def get_config(variant="mixed"):
             "image_size": 8,
             "global_batch_size": 32,
             "eval_crop": "resize",
-            "augment": {"crop": "pad", "pad_pixels": 1},
+            "augment": {"crop": {"name": "pad", "pixels": 1}, "flip": True, **mix},
         },
-        "mixing": mixing,
         "optimizer": {
             "learning_rate": 1e-3,
             "weight_decay": 0.1,

@@ -52,7 +52,7 @@ def config(data_dir: str, mesh: dict[str, Any] | None = None, **model: Any) -> C
         f"{s}.{key}={value}" for s, keys in sections.items() for key, value in keys.items()
     ]
     overrides += [
-        f"data.data_dir={data_dir}", "data.num_threads=1", "mixing.cutmix_alpha=0.2",
+        f"data.data_dir={data_dir}", "data.num_threads=1", "data.augment.mix.cutmix_alpha=0.2",
         "optimizer.name=sgd", "optimizer.learning_rate=0.05", "optimizer.weight_decay=0.01",
         "optimizer.schedule.warmup_steps=0", "accumulation_steps=2", f"train_steps={STEPS}",
         "evaluation.splits={}", "checkpoint.interval_steps=2", "checkpoint.keep_last=5",

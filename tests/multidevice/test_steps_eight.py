@@ -203,9 +203,8 @@ def train_on(
         mesh,
         num_classes=16,
         model={"name": name, **vit, **options},
-        data={"image_size": SIDE},
+        data={"image_size": SIDE, "augment": {"flip": True, "mix": {"mixup_alpha": 0.2}}},
         optimizer={"name": "sgd", "learning_rate": 0.05, "clip_global_norm": 1.0},
-        mixing={"mixup_alpha": 0.2},
         ema_decay=0.9,
         train_steps=2 * STEPS,
     )

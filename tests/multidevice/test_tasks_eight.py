@@ -22,13 +22,12 @@ TASKS = {
     "flexivit": {
         "model": {**VIT, "patch_kernel_size": 4, "position_grid": 2},
         "flexible": {"patch_sizes": [4, 8]},
-        "data": {"augment": {"flip": False}},
         "optimizer": FAST,
     },
     "naflex": {
         "model": {**VIT, "pooling": "map", "position_grid": 2},
         "flexible": {"sequence_lengths": [4, 16]},
-        "data": {"sequence_length": 16, "eval_crop": "resize", "augment": {"flip": False}},
+        "data": {"sequence_length": 16, "eval_crop": "resize"},
         "optimizer": FAST,
     },
     "masked_patches": {

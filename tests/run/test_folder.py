@@ -96,7 +96,7 @@ def test_a_folder_that_is_refused_is_not_locked(begun):
         ({"seed": 1}, "seed: 0 there, 1 now"),
         ({"optimizer__learning_rate": 0.01}, "optimizer.learning_rate: 0.001 there, 0.01 now"),
         ({"train_epochs": 3.0}, "train_steps: 100 there, None now; train_epochs: None there, 3.0"),
-        ({"data__augment__flip": False}, "data.augment.flip: True there, False now"),
+        ({"data__augment__flip": True}, "data.augment.flip: None there, Flip() now"),
     ],
 )
 def test_a_folder_of_another_config_is_refused_and_not_changed(begun, change, shown):

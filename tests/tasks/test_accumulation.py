@@ -30,7 +30,9 @@ PAIRS = {
 }
 RUNS = {
     "classification": {"loss": {"class_weights": "none", "label_smoothing": 0.1}},
-    "classification, mixed": {"mixing": {"mixup_alpha": 0.4, "cutmix_alpha": 1.0}},
+    "classification, mixed": {
+        "data": {"augment": {"flip": True, "mix": {"mixup_alpha": 0.4, "cutmix_alpha": 1.0}}}
+    },
     "classification, NaFlex": {
         "model": {**VIT, "pooling": "map", "position_grid": 2},
         "data": {"sequence_length": 16, "eval_crop": "resize"},

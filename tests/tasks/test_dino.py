@@ -47,7 +47,7 @@ def mapping(section=None, **changes):
             "freeze": (LAST_LAYER,), "freeze_steps": 2,
         },
     )  # fmt: skip
-    del content["data"]["augment"]
+    content["data"]["augment"] = {"flip": True}
     return content | changes
 
 

@@ -53,6 +53,7 @@ def config_of(teacher, **changes):
 
 
 def augment(**options):
+    options = {"crop": {"name": "resize"}, **options}
     return {"data": {**run_mapping(6, size=8)["data"], "augment": options}}
 
 
@@ -81,7 +82,11 @@ def test_the_hard_loss_by_hand():
 def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     """Images are mixed, and the teacher sees the mixed images, resized to 16 pixels."""
     section = {"targets": targets, "token": True, "alpha": 0.3}
-    config = config_of(teacher, task=section, mixing={"mixup_alpha": 0.2})
+    config = config_of(
+        teacher,
+        task=section,
+        **augment(flip=True, mix={"mixup_alpha": 0.2}),
+    )
     program = program_of(config)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
@@ -164,7 +169,7 @@ def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
 
 
 def test_the_teacher_sees_the_students_crop_of_the_original_at_its_own_size(teacher):
-    changes = augment(crop="inception", min_area=0.2, flip=False)
+    changes = augment(crop={"name": "inception", "min_area": 0.2})
     config = config_of(teacher, task=OWN_SIZE, **changes)
     preprocessing = program_of(config).task.train_preprocessing
     pixels = np.random.default_rng(1).integers(256, size=(40, 60, 3), dtype=np.uint8)
@@ -172,14 +177,18 @@ def test_the_teacher_sees_the_students_crop_of_the_original_at_its_own_size(teac
     for seed in range(5):
         row = preprocessing.make_row(example, np.random.default_rng(seed))
         for name, size in (("image", 8), ("teacher_image", 16)):
-            transform = make_train_transform(size, config.data.augment)
+            transform = make_train_transform(size, config.data)
             expected = transform(example.image, np.random.default_rng(seed))
             np.testing.assert_array_equal(row[name], expected)
         assert row["label"] == 3
 
 
 def test_images_of_student_and_teacher_are_flipped_and_mixed_alike(teacher):
-    mixed = config_of(teacher, task=OWN_SIZE, mixing={"mixup_alpha": 0.5})
+    mixed = config_of(
+        teacher,
+        task=OWN_SIZE,
+        **augment(flip=True, mix={"mixup_alpha": 0.5}),
+    )
     program = program_of(mixed)
     halves = np.random.default_rng(0).integers(256, size=(16, 1, 2, 3), dtype=np.uint8)
     batch = program.example_batch() | {
@@ -216,10 +225,10 @@ def test_a_checkpoint_has_the_student_and_not_the_teacher(finished):
 @pytest.mark.slow
 def test_predictions_of_a_trained_student_are_those_of_its_evaluation(finished, digits_dir):
     """eval, predict and converted weights all average the logits of both heads."""
-    folder, config, result = finished
+    folder, _, result = finished
     source = TfdsSource("digits", "test", str(digits_dir))
     examples = source.read(range(len(source)))
-    transform = make_eval_transform(8, "resize", config.data.augment)
+    transform = make_eval_transform(8, "resize")
     pixels = [transform(example.image, np.random.default_rng()) for example in examples]
     images = np.stack(pixels) / np.float32(127.5) - 1
     labels = np.array([example.label for example in examples])
@@ -298,9 +307,8 @@ def test_a_teacher_that_is_not_there_is_reported_under_its_key(tmp_path):
         ({"targets": "hard", "temperature": 2.0}, {}, "'task.temperature' is 2 with hard"),
         ({"alpha": 1.5}, {}, "'task.alpha' is 1.5"),
         # Augmentations that depend on the image size.
-        (OWN_SIZE, {"mixing": {"cutmix_alpha": 1.0}}, "mixing.cutmix_alpha"),
-        (OWN_SIZE, augment(crop="pad"), "data.augment.crop"),
-        (OWN_SIZE, augment(erasing_probability=0.2), "data.augment.erasing_probability"),
+        (OWN_SIZE, augment(crop={"name": "pad"}), "data.augment.crop.name"),
+        (OWN_SIZE, augment(mix={"cutmix_alpha": 1.0}), "'data.augment.mix' is on with task.teach"),
     ],
 )
 def test_impossible_distillation_sections_are_config_errors(section, changes, message):

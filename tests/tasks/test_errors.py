@@ -33,8 +33,6 @@ def augment(**options):
 
 
 CASES = [
-    *((task, {"mixing": {"mixup_alpha": 0.2}}, f"'mixing.mixup_alpha' is 0.2 with task {task}")
-      for task in TASKS),
     *((task, {"evaluation": {"by_class": True}}, "'evaluation.by_class' is True")
       for task in ("image_text", "mae", "masked_patches")),
     *((task, {"model": {"name": "BiT-R-Micro"}}, "'model.name' is 'BiT-R-Micro', a ResNet")
@@ -50,8 +48,8 @@ CASES = [
     ("dino", {"ema_decay": 0.99}, "'ema_decay' is 0.99 with task dino, whose teacher"),
     ("dino", {"optimizer": {"name": "schedule_free_adamw", "learning_rate": 1e-3}},
      "'optimizer.name' is 'schedule_free_adamw' with task dino"),
-    ("dino", augment(crop="resize"), "'data.augment.crop' is 'resize'"),
-    ("dino", augment(color_jitter=0.1), "'data.augment.color_jitter' is"),
+    ("dino", augment(crop={"name": "resize"}), "'data.augment.crop' is {'name': 'resize'}"),
+    ("dino", augment(crop={"min_area": 0.5}), "only its flavour"),
     ("image_text", {"model": {"name": "ViT-Ti/4"}}, "'model.name' is 'ViT-Ti/4'"),
     ("image_text", model("image_text", bias_init=-10.0), "'model.bias_init' is -10"),
     ("image_text", task({"max_temperature": 5.0}), "'model.temperature_init' is 10"),

@@ -35,7 +35,7 @@ attend_packed = pallas_attention.attend_packed
 def config_of(data_dir=None, train_steps=2, **changes):
     mapping = run_mapping(train_steps, size=8)
     if changes.get("task", {}).get("name") == "dino":
-        del mapping["data"]["augment"]
+        mapping["data"]["augment"] = {"flip": True}
     mapping["data"] |= {"data_dir": None if data_dir is None else str(data_dir)}
     mapping["data"] |= {"global_batch_size": 8} | changes.pop("data", {})
     return Config.from_mapping(mapping | {"model": MODEL | changes.pop("model", {})} | changes)

@@ -28,7 +28,7 @@ def config(digits_dir=None, *, model=None, flexible=None, data=None, **changes):
         evaluation={"splits": {"test": "test"}, "batch_size": 128},
     )
     content["data"] |= {"sequence_length": 16, "data_dir": digits_dir and str(digits_dir)}
-    content["data"] |= {"augment": {"crop": "resize", "flip": False}, **(data or {})}
+    content["data"] |= {"augment": {"crop": {"name": "resize"}}, **(data or {})}
     return Config.from_mapping(content | changes)
 
 
@@ -102,10 +102,6 @@ def test_the_shapes_of_a_batch_are_those_of_its_length():
         ({"model": {"position_embedding": "rope_2d"}}, r"'model.position_embedding' is 'rope_2d'"),
         ({"model": {"position_grid": None}}, r"'model.position_grid' is not set"),
         ({"model": {"pooling": "flatten"}}, r"'model.pooling' is 'flatten'"),
-        (
-            {"mixing": {"mixup_alpha": 0.2}},
-            r"'mixing.mixup_alpha' is 0.2 with",
-        ),
         ({"data": {"eval_crop": "central"}}, r"'data.eval_crop' is 'central'"),
         (
             {"task": {"name": "masked_patches"}, "model": {"pooling": "gap"}},

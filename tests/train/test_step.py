@@ -8,10 +8,10 @@ import pytest
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
+from vit_jax.data.augment.erasing import Erasing
 from vit_jax.errors import ConfigError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.run.about import evaluated_item
-from vit_jax.tasks import image_task
 from vit_jax.tasks.classification.task import Classification
 from vit_jax.tasks.task import DataInfo
 from vit_jax.train.optimizers import schedule_free_params
@@ -24,7 +24,7 @@ DATA = {"name": "none", "global_batch_size": 8, "image_size": 8}
 def config(**changes):
     base = {
         "model": MODEL,
-        "data": {**DATA, "augment": {"flip": False}},
+        "data": DATA,
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "schedule": {"decay": "constant"}},
         "ema_decay": 0.75,
         "train_steps": 10,
@@ -132,8 +132,14 @@ def test_a_schedule_free_run_evaluates_and_saves_the_average_of_its_optimizer():
 def test_dropout_mixing_erasing_and_flips_depend_only_on_seed_and_step():
     noisy = {
         "model": {**MODEL, "dropout": 0.3, "stochastic_depth": 0.2},
-        "mixing": {"mixup_alpha": 0.5, "cutmix_alpha": 1.0},
-        "data": {**DATA, "augment": {"erasing_probability": 0.5}},
+        "data": {
+            **DATA,
+            "augment": {
+                "flip": True,
+                "erasing": {"probability": 0.5},
+                "mix": {"mixup_alpha": 0.5, "cutmix_alpha": 1.0},
+            },
+        },
     }
 
     def losses(seed):
@@ -152,13 +158,12 @@ def test_dropout_mixing_erasing_and_flips_depend_only_on_seed_and_step():
 
 
 def test_images_are_erased_before_they_are_mixed(monkeypatch):
-    def erase_half_of_every_second(images, key, probability):
+    def erase_half_of_every_second(self, images, key):
         return images.at[::2, :4].set(0)
 
-    monkeypatch.setattr(image_task, "erase", erase_half_of_every_second)
-    augment = {"erasing_probability": 1.0, "flip": False}
-    data = {**DATA, "augment": augment}
-    mixed = config(data=data, mixing={"mixup_alpha": 1.0})
+    monkeypatch.setattr(Erasing, "__call__", erase_half_of_every_second)
+    augment = {"mix": {"mixup_alpha": 1.0}, "erasing": True}
+    mixed = config(data={**DATA, "augment": augment})
     prepare = jax.jit(Classification(mixed, DataInfo(5), platform="cpu").prepare)
     white = {"image": jnp.full((8, 8, 8, 3), 255, jnp.uint8), "label": jnp.zeros(8, jnp.int32)}
     found = np.unique(np.round(prepare(white, jnp.asarray(0, jnp.int32))["image"], 4))

@@ -182,8 +182,7 @@ def test_the_committed_table_has_every_setting():
 def tiny(**changes):
     mapping = {
         "model": {"name": "ViT-Ti/4", "width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2},
-        "data": {"name": "synthetic", "image_size": 8, "global_batch_size": 8,
-                 "augment": {"flip": False}},
+        "data": {"name": "synthetic", "image_size": 8, "global_batch_size": 8},
         "optimizer": {"learning_rate": 0.1},
         "train_steps": 3,
     }  # fmt: skip
@@ -228,8 +227,7 @@ def test_a_task_says_whether_its_loss_splits_exactly(model, task, exact):
 def test_what_auto_chooses_on_a_cpu_gives_the_same_parameters():
     """Ti/16 at 64 pixels for many steps: unrolled, in microbatches. Equal to float32 rounding."""
     model = {"name": "ViT-Ti/4", "width": 64, "depth": 3, "mlp_dim": 256}
-    data = {"name": "synthetic", "image_size": 64, "global_batch_size": 16,
-            "augment": {"flip": False}}  # fmt: skip
+    data = {"name": "synthetic", "image_size": 64, "global_batch_size": 16}
     programs = [
         tiny(model=model | own, data=data, train_steps=10_000, **more)
         for own, more in (({}, {}), ({"scan": True, "remat": "none"}, {"accumulation_steps": 1}))
@@ -266,7 +264,7 @@ def build(num_classes=10, *, planned=False, **changes):
             {
                 "data__image_size": 40_000,
                 "data__global_batch_size": 1,
-                "data__augment": {"crop": "pad", "pad_pixels": 39_999},
+                "data__augment": {"crop": {"name": "pad", "pixels": 39_999}},
                 "train_steps": 1,
             },
             "43.2 GB for an image of 40,000 x 40,000 pixels with 39,999 around it",

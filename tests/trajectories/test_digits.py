@@ -8,10 +8,10 @@ SETTINGS = {
     "model.name": "ViT-Ti/2", "model.width": 32, "model.depth": 2, "model.mlp_dim": 64,
     "model.num_heads": 2, "model.stochastic_depth": 0.0, "model.dtype": "float32",
     "data.name": "digits", "data.image_size": 8, "data.global_batch_size": 128,
-    "data.eval_crop": "resize", "data.augment.crop": "pad", "data.augment.pad_pixels": 1,
+    "data.eval_crop": "resize", "data.augment.crop.name": "pad", "data.augment.crop.pixels": 1,
     "data.augment.flip": False, "data.augment.three_augment": False,
-    "data.augment.color_jitter": 0.0, "data.augment.repeats": 1, "mixing.mixup_alpha": 0.0,
-    "mixing.cutmix_alpha": 0.0, "train_epochs": None, "train_steps": 3000,
+    "data.augment.color_jitter": False, "data.augment.mix": False, "data.repeats": 1,
+    "train_epochs": None, "train_steps": 3000,
     "evaluation.splits": {"test": "test"}, "evaluation.interval_epochs": None,
     "checkpoint.interval_epochs": None, "checkpoint.interval_steps": 3000,
 }  # fmt: skip

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.randaugment import OPERATIONS
+from vit_jax.data.augment.randaugment import OPERATIONS
 
 _GOLDEN = np.load(Path(__file__).parent / "goldens" / "randaugment.npz")
 _PHOTOS = [

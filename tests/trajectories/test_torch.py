@@ -26,7 +26,7 @@ def labelled_batches(replay, classes):
 
 def test_deit3():
     overrides = VIT | NO_DEPTH | CONSTANT_RATE
-    overrides |= {"data.augment.repeats": 1, "train_epochs": 20.0}
+    overrides |= {"data.repeats": 1, "train_epochs": 20.0}
     replay = Replay(
         read_golden("deit3"), "deit3.py:B/16", overrides, num_classes=100, num_examples=8
     )
@@ -39,7 +39,7 @@ def test_deit_with_hard_labels(linear_teacher):
     golden = read_golden("deit_hard")
     overrides = VIT | NO_DEPTH | CONSTANT_RATE | {"task.teacher": "-"}
     overrides |= {
-        "data.augment.repeats": 1,
+        "data.repeats": 1,
         "train_epochs": 15.0,
         "optimizer.learning_rate": float(golden["learning_rate"]),
     }
@@ -110,10 +110,10 @@ SCHEDULE_FREE = MUON | {
     "optimizer.clip_global_norm": None,
 }
 OPTIMIZERS = {
-    "lamb": ("deit3.py:B/16", {"data.augment.repeats": 1}),
+    "lamb": ("deit3.py:B/16", {"data.repeats": 1}),
     "lamb_always_adapt": (
         "deit3.py:B/16",
-        {"data.augment.repeats": 1, "optimizer.options": {"eps": 1e-8, "always_adapt": True}},
+        {"data.repeats": 1, "optimizer.options": {"eps": 1e-8, "always_adapt": True}},
     ),
     "muon": ("muon.py:90", {**MUON, "optimizer.options": {}}),
     "muon_rms": ("muon.py:90", MUON),

@@ -36,7 +36,7 @@ def measure_feed(
     size = data.global_batch_size
     data = data.replace(num_threads=num_threads, num_workers=num_workers)
     spec = batch_spec(data, size, range(size))
-    transform = make_train_transform(data.image_size, data.augment)
+    transform = make_train_transform(data.image_size, data)
     preprocessing = labelled_image(transform, data.image_size, num_classes)
     source = cached(source, data.cache_mb)
     if isinstance(source, DecodedSource):

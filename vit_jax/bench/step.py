@@ -82,7 +82,6 @@ def synthetic_config(
             "name": "synthetic",
             "global_batch_size": batch_size,
             "image_size": image_size,
-            "augment": {"flip": False},
         },
         "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.1, "clip_global_norm": 1.0},
         "train_steps": 1000,

@@ -8,8 +8,8 @@
     python -m vit_jax config --json_schema             a JSON schema, e.g. for completion in editors
 
 With --config, the values are those of that recipe or run and of the overrides. The keys of
-`model`, `task` and `loss` depend on their names; without --config they are those of a ViT, and of
-all tasks and losses.
+`model`, `task`, `loss` and `data.augment.crop` depend on their names; without --config they are
+those of a ViT, and of all tasks, losses and crops.
 """
 
 import argparse
@@ -22,13 +22,18 @@ from typing import Any
 
 import pydantic
 
+from vit_jax.config.data import DataConfig
 from vit_jax.config.file import load_config
 from vit_jax.config.keys import ConfigKey, config_keys, find_keys, value_text
 from vit_jax.config.run import Config
 from vit_jax.config.task import TaskConfig
+from vit_jax.data.augment import augment_class
+from vit_jax.data.crops import Crop
 from vit_jax.errors import ConfigError
 from vit_jax.losses import LabelLoss
+from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import options_class
+from vit_jax.schema import Section
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
 
@@ -63,11 +68,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         return _compare(args, config, _load(args.against, ()))
     model = options_class({"name": "ViT-B/16"}) if config is None else type(config.model)
     if args.json_schema:
-        classes = (cls.named_classes().values() for cls in (TaskConfig, LabelLoss))
-        task, loss = (reduce(operator.or_, each) for each in classes)
-        fields: Any = {"model": (model, ...), "task": (task, {}), "loss": (loss | None, None)}
-        schema = pydantic.create_model("Config", __base__=Config, **fields)
-        print(json_text(schema.model_json_schema(), what="the schema", indent=2))
+        schema = _with_all_classes(model).model_json_schema()
+        print(json_text(schema, what="the schema", indent=2))
         return 0
     found = find_keys(config_keys(model, config), args.key)
     if config is not None and config.optimizer.weight_decay:
@@ -77,6 +79,21 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         if key.differs or not args.changed:
             _show(key, has_values=config is not None, brief=args.values)
     return 0
+
+
+def _with_all_classes(model: type[ModelConfig]) -> type[Section]:
+    """Returns a config class that has a section `model`, and all classes of other sections."""
+    classes = (cls.named_classes().values() for cls in (TaskConfig, LabelLoss, Crop))
+    task, loss, crop = (reduce(operator.or_, each) for each in classes)
+
+    def changed(cls: type[Section], **fields: Any) -> type[Section]:
+        return pydantic.create_model(cls.__name__, __base__=cls, **fields)
+
+    augment = changed(augment_class({}), crop=(crop, {}))
+    data = changed(DataConfig, augment=(augment, {}))
+    return changed(
+        Config, model=(model, ...), task=(task, {}), loss=(loss | None, None), data=(data, ...)
+    )
 
 
 def _with_note(key: ConfigKey, note: str) -> ConfigKey:

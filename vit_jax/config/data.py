@@ -1,10 +1,11 @@
 """Config sections of the data: dataset, reading and augmentation."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from vit_jax.config.captions import CaptionsConfig
+from vit_jax.data.augment import AugmentConfig, augment_class
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section, option, section
+from vit_jax.schema import ChosenBy, Section, option, section
 
 SourceKind = Literal["tfds", "folder", "csv", "captioned"]
 LabelRule = Literal[
@@ -77,89 +78,6 @@ class SubsetConfig(Section):
         return next(((key, value) for key, value in given if value is not None), None)
 
 
-class AugmentConfig(Section):
-    """Augmentation of training images: on the host in this order, then on the device."""
-
-    crop: Literal["inception", "random_square", "squash_random", "central", "pad", "resize"] = (
-        option("inception")
-    )
-    """inception: random area and aspect ratio; random_square: a square as large as fits, at a
-    random place; squash_random: squash to a square, then crop a smaller one at a random place;
-    central: as in evaluation; pad: shift by up to `pad_pixels`; resize: only squash to a square.
-    """
-    random_fraction: float = option(0.875, above=0, at_most=1)
-    """Width and height of a squash_random crop, as a fraction of the image's: 0.8 is 128 of 160
-    (arXiv:1912.11370).
-    """
-    crop_flavour: Literal["paper", "torchvision"] = option("paper")
-    """How an inception crop is drawn, see `data.crops`; torchvision's usual min_area is 0.08."""
-    min_area: float = option(0.05, above=0, at_most=1)
-    """Smallest area of an inception crop, as a fraction of the image's."""
-    max_area: float = option(1.0, above=0, at_most=1)
-    """Largest area of an inception crop, as a fraction of the image's."""
-    central_fraction: float = option(0.875, above=0, at_most=1)
-    """Side of a central crop, as a fraction of the short side: 0.875 is the central 224 of 256.
-    Evaluation uses it too.
-    """
-    pad_pixels: int = option(4, at_least=0)
-    """Largest shift of a padded crop, in pixels."""
-    interpolation: Literal["bilinear", "bicubic"] = option("bilinear")
-    """Filter of resizing: bilinear, as in TensorFlow's recipes, or bicubic, as in most PyTorch ones
-    (Pillow's, antialiased). Evaluation uses it too.
-    """
-    antialias: bool = option(True)
-    """Whether shrinking an image averages over all its pixels, see `data.resize`. Evaluation uses
-    it too.
-    """
-    randaugment_layers: int = option(0, at_least=0, at_most=100)
-    """Number of RandAugment operations (arXiv:1909.13719); 0: off."""
-    randaugment_magnitude: float = option(10.0, at_least=0, at_most=30)
-    """Strength of RandAugment. The scale ends at 10; larger values extrapolate in the paper's
-    flavour and are clipped in timm's.
-    """
-    randaugment_flavour: Literal["paper", "timm"] = option("paper")
-    """paper: operations and strengths of the paper's code. timm: rand-mM-mstd0.5-inc1 of timm,
-    which applies each operation with probability 1/2 (DeiT, MAE).
-    """
-    three_augment: bool = option(False)
-    """Apply one of grayscale, solarize and blur (arXiv:2204.07118, with color_jitter=0.3)."""
-    repeats: int = option(1, at_least=1)
-    """Number of copies of each image, with different augmentations, in a batch (repeated
-    augmentation, arXiv:1901.09335). A step is still `global_batch_size` examples.
-    """
-    color_jitter: float = option(0.0, at_least=0, at_most=1)
-    """Scale brightness, contrast and saturation by up to 1 +- this, in random order; 0: off."""
-    flip: bool = option(True)
-    """On the device: mirror left to right with probability 1/2."""
-    erasing_probability: float = option(0.0, at_least=0, at_most=1)
-    """On the device: probability of erasing a rectangle of an image (arXiv:1708.04896)."""
-
-    def check(self) -> None:
-        if self.min_area > self.max_area:
-            raise ConfigError(
-                f"is {self.min_area:g} and 'max_area' {self.max_area:g}",
-                "min_area <= max_area",
-                "swap them or set only min_area",
-                key="min_area",
-            )
-        if self.interpolation == "bicubic" and not self.antialias:
-            raise ConfigError(
-                "is false with bicubic interpolation",
-                "true",
-                "leave it out, or set interpolation=bilinear",
-                key="antialias",
-            )
-
-
-class MixingConfig(Section):
-    """Mixing of image pairs on the device. If both are on, each batch uses one at random."""
-
-    mixup_alpha: float = option(0.0, at_least=0)
-    """Mixup ratios are drawn from Beta(alpha, alpha) (arXiv:1710.09412); 0: off."""
-    cutmix_alpha: float = option(0.0, at_least=0)
-    """The same for CutMix (arXiv:1905.04899)."""
-
-
 class DataConfig(Section):
     """The dataset, and options for reading it."""
 
@@ -198,11 +116,27 @@ class DataConfig(Section):
     """Images are resized to keep their aspect ratio, so that they have at most this many patches;
     the sequence is padded to it (NaFlex, arXiv:2502.14786). None: all images have `image_size`.
     """
-    augment: AugmentConfig = section(AugmentConfig)
+    interpolation: Literal["bilinear", "bicubic"] = option("bilinear")
+    """Filter of resizing: bilinear, as in TensorFlow's recipes, or bicubic, as in most PyTorch ones
+    (Pillow's, antialiased).
+    """
+    antialias: bool = option(True)
+    """Whether shrinking an image averages over all its pixels, see `data.resize`."""
+    augment: Annotated[AugmentConfig, ChosenBy(augment_class)] = section(
+        lambda: augment_class({})()
+    )
+    repeats: int = option(1, at_least=1)
+    """Number of copies of each image, with different augmentations, in a batch (repeated
+    augmentation, arXiv:1901.09335). A step is still `global_batch_size` examples.
+    """
     eval_crop: Literal["central", "resize", "squash_central"] = option("central")
-    """Evaluation: "central" crops the central square, see `augment.central_fraction`; "resize"
-    resizes the whole image and ignores its aspect ratio; "squash_central" does so and then crops
-    the centre, like big_vision's `resize` and `central_crop`.
+    """Evaluation: "central" crops the central square, see `central_fraction`; "resize" resizes the
+    whole image and ignores its aspect ratio; "squash_central" does so and then crops the centre,
+    like big_vision's `resize` and `central_crop`.
+    """
+    central_fraction: float = option(0.875, above=0, at_most=1)
+    """Evaluation: side of a central crop, as a fraction of the short side: 0.875 is the central 224
+    of 256.
     """
     num_threads: int | None = option(None, at_least=0, changes_result=False)
     """Reader threads per process; None: one per core."""
@@ -220,15 +154,20 @@ class DataConfig(Section):
     cache_dir_gb: float = option(50.0, at_least=0, changes_result=False)
     """Largest size of `cache_dir` in gigabytes. Of larger datasets a part is kept; 0: nothing."""
 
+    @property
+    def eval_view(self) -> dict[str, Any]:
+        """The options of `make_eval_transform`."""
+        names = ("central_fraction", "interpolation", "antialias")
+        return {"crop": self.eval_crop, **{name: getattr(self, name) for name in names}}
+
     def check(self) -> None:
-        pad = self.augment.pad_pixels
-        if self.augment.crop == "pad" and pad >= self.image_size:
+        self.augment.crop.check_size(self.image_size)
+        if self.interpolation == "bicubic" and not self.antialias:
             raise ConfigError(
-                f"is {pad} for images of {self.image_size} pixels, which a shift could move out of"
-                " the picture",
-                f"less than {self.image_size} pixels",
-                "set it to about an eighth of data.image_size",
-                key="augment.pad_pixels",
+                "is false with bicubic interpolation",
+                "true",
+                "leave it out, or set interpolation=bilinear",
+                key="antialias",
             )
         if self.label_rule is not None and self.source != "tfds":
             raise ConfigError(

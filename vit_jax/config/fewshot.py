@@ -43,9 +43,9 @@ class FewshotDatasetConfig(Section):
     is a central_fraction of 0.875). central, resize: as in `data.eval_crop`.
     """
     central_fraction: float = option(0.875, above=0, at_most=1)
-    """As `data.augment.central_fraction`."""
+    """As `data.central_fraction`."""
     antialias: bool = option(True)
-    """As `data.augment.antialias`."""
+    """As `data.antialias`."""
 
     def check(self) -> None:
         test, train, held_out = self.test_split, self.train_split, self.held_out_split

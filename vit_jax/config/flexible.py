@@ -132,7 +132,7 @@ def _check_sequences(config: Any) -> None:
             "set model.name, or leave it out",
             key="data.sequence_length",
         )
-    augment, reason = config.data.augment, "with data.sequence_length"
+    reason = "with data.sequence_length"
     wanted = {
         "task.name": (config.task.name, ("classification",)),
         "model.position_embedding": (model.position_embedding, ("learned_1d", "none")),
@@ -140,9 +140,6 @@ def _check_sequences(config: Any) -> None:
         "model.pooling": (model.pooling, ("token", "gap", "map")),
         "model.register_head": (model.register_head, (False,)),
         "data.eval_crop": (config.data.eval_crop, ("resize",)),
-        "data.augment.erasing_probability": (augment.erasing_probability, (0,)),
-        "mixing.mixup_alpha": (config.mixing.mixup_alpha, (0,)),
-        "mixing.cutmix_alpha": (config.mixing.cutmix_alpha, (0,)),
     }
     for key, (value, allowed) in wanted.items():
         if value not in allowed:

@@ -1,6 +1,7 @@
 """All config keys with their types, defaults and meaning, for help, search and completion."""
 
 import dataclasses
+import inspect
 import json
 import re
 import typing
@@ -12,7 +13,7 @@ from pydantic.fields import FieldInfo
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, nearest
 from vit_jax.models.options import ModelConfig
-from vit_jax.schema import Section, describe_field, section_in
+from vit_jax.schema import Section, can_be_off, describe_field, is_chosen, usual_class
 from vit_jax.synonyms import key_of_word, words_of_key
 
 
@@ -36,8 +37,8 @@ class ConfigKey:
 def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[str, ConfigKey]:
     """Returns name -> key, in the order of the sections.
 
-    Values are those of `config`. Without a config they are defaults, and the keys of all tasks and
-    losses are there; of keys with the same name, that of the usual one.
+    Values are those of `config`. Without a config they are defaults, and the keys of all tasks,
+    losses and crops are there; of keys with the same name, that of the usual one.
     """
     found: dict[str, ConfigKey] = {}
     for key in section_keys(Config, config, model):
@@ -89,18 +90,35 @@ def section_keys(
     for name, field in cls.model_fields.items():
         key = f"{path}{name}"
         value = None if made is None else getattr(made, name)
-        inner = type(value) if isinstance(value, Section) else section_in(field.annotation)
         if key == "model":
             inner = model
+        else:
+            inner = type(value) if isinstance(value, Section) else usual_class(field)
         if inner is None:
             yield _key(key, field, value, has_value=made is not None)
-        elif made is None or value is not None:
+            continue
+        if can_be_off(field.annotation) and not is_chosen(cls, name, {}):
+            yield _switch(key, inner, value)
+        if made is None or value is not None:
             yield from section_keys(inner, value, model, f"{key}.")
             if made is None:
                 for choice, other in inner.named_classes().items():
                     for found in section_keys(other, None, model, f"{key}."):
                         meaning = f"With {key}.name={choice}. {found.meaning}"
                         yield dataclasses.replace(found, meaning=meaning)
+
+
+def _switch(name: str, cls: type[Section], value: Section | None) -> ConfigKey:
+    """Returns the key that switches a section on or off."""
+    return ConfigKey(
+        name=name,
+        kind="true or false",
+        meaning=" ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split()),
+        required=False,
+        default=False,
+        value=value is not None,
+        choices=("true", "false"),
+    )
 
 
 def _key(name: str, field: FieldInfo, value: Any, *, has_value: bool) -> ConfigKey:

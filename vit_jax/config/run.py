@@ -8,7 +8,7 @@ of the package reads only these frozen sections, never raw dictionaries.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from vit_jax.config.data import DataConfig, MixingConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.config.durations import check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.evaluation import EvaluationConfig
@@ -82,7 +82,6 @@ class Config(Section):
 
     task: Annotated[TaskConfig, ChosenBy(task_class)] = section(lambda: task_class(None)())
     loss: Annotated[LabelLoss | None, ChosenBy(loss_class)] = section(lambda: None)
-    mixing: MixingConfig = section(MixingConfig)
     seed: int = option(0, at_least=0, below=2**32)
     """All randomness derives from this seed, a stream name and the step."""
     model: Annotated[ModelConfig, ChosenBy(_options_class)] = section()

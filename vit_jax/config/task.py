@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from vit_jax.config.data import AugmentConfig
+from vit_jax.data.augment import STAGES, Operation, Stage
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 from vit_jax.tasks import TASKS
@@ -22,8 +22,6 @@ else:
     TaskName = Literal[tuple(TASKS)]
 
 _USUAL = "classification"
-NO_ERASING = frozenset(AugmentConfig.model_fields) - {"erasing_probability"}
-"""The keys of `data.augment` for tasks that do not erase a part of an image."""
 
 
 class TaskConfig(Section):
@@ -31,7 +29,8 @@ class TaskConfig(Section):
 
     Attributes:
         reads_loss: whether it has the section `loss`.
-        augments: keys of `data.augment` that it uses. The others must keep their defaults.
+        stages: stages of the operations of `data.augment` that it applies.
+        wrong_operations: name of an operation that it does not apply -> why.
         own_parameters: regular expressions over whole names of parameters that only this task
             needs. Checkpoints have them, but they are not weights of the model.
         accuracies: metrics of an evaluated split of which more is better; (): they are not listed.
@@ -43,7 +42,8 @@ class TaskConfig(Section):
     """What the model learns; `vit_jax/tasks` has a folder for each."""
 
     reads_loss: ClassVar[bool] = False
-    augments: ClassVar[frozenset[str]] = frozenset(AugmentConfig.model_fields)
+    stages: ClassVar[tuple[Stage, ...]] = ("host", "uint8", "device")
+    wrong_operations: ClassVar[Mapping[str, str]] = {}
     own_parameters: ClassVar[tuple[str, ...]] = ()
     accuracies: ClassVar[tuple[str, ...]] = ()
     uses_labels: ClassVar[bool] = True
@@ -57,10 +57,11 @@ class TaskConfig(Section):
 
     def check_run(self, config: "Config") -> None:
         """Raises ConfigError for options of a run that the task does not support."""
-        unused = sorted(AugmentConfig.model_fields.keys() - self.augments)
-        keys = [f"data.augment.{name}" for name in unused]
-        keys += [] if self.reads_loss else ["mixing.mixup_alpha", "mixing.cutmix_alpha"]
-        check_defaults(config, tuple(keys), f"task {self.name}, which does not use it")
+        for name, operation in config.data.augment.operations(*STAGES).items():
+            reason = self.why_not(name, operation, config)
+            if reason is not None:
+                key = f"data.augment.{name}"
+                raise ConfigError(f"is on with {reason}", "false", f"set {key}=false", key=key)
         if (config.data.captions.tokenizer is not None) != self.uses_captions:
             raise ConfigError(
                 f"is {config.data.captions.tokenizer!r} with task {self.name}",
@@ -68,6 +69,15 @@ class TaskConfig(Section):
                 "set it to a file or folder" if self.uses_captions else "set task.name=image_text",
                 key="data.captions.tokenizer",
             )
+
+    def why_not(self, name: str, operation: Operation, config: "Config") -> str | None:
+        """Returns why a run does not apply an operation; None: it does."""
+        del config
+        if name in self.wrong_operations:
+            return f"task {self.name}, {self.wrong_operations[name]}"
+        if operation.stage not in self.stages:
+            return f"task {self.name}, which has no augmentation of the kind {operation.stage!r}"
+        return None
 
     @classmethod
     def model_section(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,6 +132,7 @@ class LabelledConfig(TaskConfig):
     """A task that learns the labels of images."""
 
     reads_loss = True
+    stages = ("host", "uint8", "device", "mix")
     accuracies = ("accuracy_top1", "accuracy_top5", "accuracy_per_class_mean", "roc_auc")
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vit_jax.data.crops import Box
+from vit_jax.data.boxes import Box
 from vit_jax.data.image_formats import described, register_formats
 from vit_jax.data.jpeg import DamagedJpegError, UnsupportedJpegError, decode_part, read_header
 from vit_jax.errors import DataError

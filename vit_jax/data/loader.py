@@ -89,7 +89,7 @@ def batch_spec(data: DataConfig, batch_size: int, rows: Sequence[int]) -> BatchS
         num_threads=data.num_threads,
         num_workers=data.num_workers,
         prefetch=_PREFETCH,
-        repeats=data.augment.repeats,
+        repeats=data.repeats,
         on_bad_example=data.on_bad_example,
     )
 

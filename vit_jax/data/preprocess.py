@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vit_jax.config.data import AugmentConfig
-from vit_jax.data.crops import Box, eval_box
+from vit_jax.data.boxes import Box, eval_box
 from vit_jax.data.decode import EncodedImage, decode, encode_plain, rgb_pixels
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError, FileError
@@ -74,10 +73,12 @@ class Preprocess:
         """Returns an encoded image, cropped and resized, before its normalisation."""
         height, width = self.size
         if height == width and self.interpolation == "bilinear":
-            augment = AugmentConfig(
-                central_fraction=self.central_fraction, antialias=self.antialias
+            transform = make_eval_transform(
+                height,
+                self.crop,
+                central_fraction=self.central_fraction,
+                antialias=self.antialias,
             )
-            transform = make_eval_transform(height, self.crop, augment)
             return transform(encoded, np.random.default_rng(0))
         image = decode(encoded)
         resized = image.resize((width, height), _FILTERS[self.interpolation], self._box(image))

@@ -24,6 +24,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+Interpolation = Literal["bilinear", "bicubic"]
+
 # The loader already uses many threads.
 cv2.setNumThreads(1)
 
@@ -40,7 +42,7 @@ def resize(
     *,
     antialias: bool = True,
     shrunk: int = 1,
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear",
+    interpolation: Interpolation = "bilinear",
 ) -> UInt8[np.ndarray, "rows columns 3"]:
     """Resizes an image, ignoring its aspect ratio; border pixels are repeated.
 

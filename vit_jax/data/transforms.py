@@ -2,7 +2,7 @@
 
 Random transforms draw from a NumPy generator that the caller passes. Only the cropped region of an
 image is decoded (`data.decode`). It is resized with the filter of `data.resize`. Scaling to
-[-1, 1], flips, erasing and mixing run on the device, where they are cheaper (`data.device`).
+[-1, 1], flips, erasing and mixing run on the device, where they are cheaper (`data.augment`).
 """
 
 from collections.abc import Callable
@@ -11,45 +11,51 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from vit_jax.config.data import AugmentConfig
-from vit_jax.data.crops import INCEPTION_BOX, Box, central_box, eval_box, random_part, random_square
+from vit_jax.config.data import DataConfig
+from vit_jax.data.boxes import Box, eval_box
 from vit_jax.data.decode import EncodedImage
-from vit_jax.data.randaugment import randaugment
-from vit_jax.data.randaugment_timm import randaugment_timm
-from vit_jax.data.resize import decoding_shrink, resize
-from vit_jax.data.threeaugment import color_jitter, three_augment
+from vit_jax.data.resize import Interpolation, decoding_shrink, resize
 
 Transform = Callable[[bytes, np.random.Generator], np.ndarray]
 # Side of the result, or a function from (height, width) of the cropped region to those of it.
 Size = int | Callable[[int, int], tuple[int, int]]
+# (width and height of an image, generator) -> the part that is resized.
+DrawBox = Callable[[tuple[int, int], np.random.Generator], Box]
 
-_RANDAUGMENT = {"paper": randaugment, "timm": randaugment_timm}
 
-
-def make_train_transform(image_size: Size, augment: AugmentConfig) -> Transform:
+def make_train_transform(
+    image_size: Size, data: DataConfig, draw_box: DrawBox | None = None
+) -> Transform:
     """Returns (bytes, generator) -> u8[image_size, image_size, 3], randomly cropped and augmented.
 
-    Source: inception crop: arXiv:1409.4842; RandAugment: arXiv:1909.13719; ThreeAugment:
-    arXiv:2204.07118.
+    `draw_box` replaces the box of `data.augment.crop`.
     """
-    augmentation = _make_augmentation(augment)
+    # Not the section itself, whose class is made at run time: reader processes get the transform.
+    crop, operations = data.augment.crop, [*data.augment.operations("host").values()]
+    interpolation, antialias = data.interpolation, data.antialias
 
     def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
         image = EncodedImage(encoded)
-        pixels = _crop_and_resize(image, _train_box(image.size, augment, rng), image_size, augment)
-        if augment.crop == "pad":
-            pixels = _random_shift(pixels, augment.pad_pixels, rng)
-        return (
-            pixels
-            if augmentation is None
-            else np.asarray(augmentation(Image.fromarray(pixels), rng))
-        )
+        box = (draw_box or crop.box)(image.size, rng)
+        pixels = _crop_and_resize(image, box, image_size, interpolation, antialias)
+        pixels = crop.after_resizing(pixels, rng)
+        if not operations:
+            return pixels
+        changed = Image.fromarray(pixels)
+        for operation in operations:
+            changed = operation(changed, rng)
+        return np.asarray(changed)
 
     return transform
 
 
 def make_eval_transform(
-    image_size: Size, crop: str, augment: AugmentConfig | None = None
+    image_size: Size,
+    crop: str,
+    *,
+    central_fraction: float = 0.875,
+    interpolation: Interpolation = "bilinear",
+    antialias: bool = True,
 ) -> Transform:
     """Returns (bytes, generator) -> u8[image_size, image_size, 3]; the generator is not used.
 
@@ -57,80 +63,22 @@ def make_eval_transform(
     "squash_central": the same, then crop the centre, like `resize` and `central_crop` of
     big_vision.
     """
-    chosen = augment or AugmentConfig()
 
     def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
         del rng
         image = EncodedImage(encoded)
-        box = eval_box(image.size, crop, chosen.central_fraction)
-        return _crop_and_resize(image, box, image_size, chosen)
+        box = eval_box(image.size, crop, central_fraction)
+        return _crop_and_resize(image, box, image_size, interpolation, antialias)
 
     return transform
 
 
-def _train_box(size: tuple[int, int], augment: AugmentConfig, rng: np.random.Generator) -> Box:
-    if augment.crop == "inception":
-        draw = INCEPTION_BOX[augment.crop_flavour]
-        return draw(size, augment.min_area, augment.max_area, rng)
-    if augment.crop == "random_square":
-        return random_square(size, rng)
-    if augment.crop == "squash_random":
-        return random_part(size, augment.random_fraction, rng)
-    if augment.crop == "central":
-        return central_box(size, augment.central_fraction)
-    return 0, 0, *size
-
-
 def _crop_and_resize(
-    image: EncodedImage, box: Box, size: Size, augment: AugmentConfig
+    image: EncodedImage, box: Box, size: Size, interpolation: Interpolation, antialias: bool
 ) -> UInt8[np.ndarray, "h w 3"]:
     left, top, right, bottom = box
     target = (size, size) if isinstance(size, int) else size(bottom - top, right - left)
     # Decoding fewer DCT coefficients averages over pixels too.
-    shrink = 1
-    if augment.antialias:
-        shrink = decoding_shrink(right - left, bottom - top, max(target))
+    shrink = decoding_shrink(right - left, bottom - top, max(target)) if antialias else 1
     pixels = image.part(box, shrink)
-    return resize(
-        pixels,
-        target,
-        antialias=augment.antialias,
-        shrunk=shrink,
-        interpolation=augment.interpolation,
-    )
-
-
-def _random_shift(
-    pixels: UInt8[np.ndarray, "h w 3"], most: int, rng: np.random.Generator
-) -> UInt8[np.ndarray, "h w 3"]:
-    """Shifts the image by up to `most` pixels each way and fills with black: a padded crop."""
-    dx, dy = (int(d) for d in rng.integers(-most, most + 1, size=2))
-    height, width = pixels.shape[:2]
-    padded = np.zeros((height + 2 * most, width + 2 * most, 3), np.uint8)  # np.pad is slower.
-    padded[most : most + height, most : most + width] = pixels
-    top, left = most + dy, most + dx
-    return np.ascontiguousarray(padded[top : top + height, left : left + width])
-
-
-def _make_augmentation(
-    augment: AugmentConfig,
-) -> Callable[[Image.Image, np.random.Generator], Image.Image] | None:
-    """Returns the augmentation that follows the crop; None if the config has none."""
-    steps: list[Callable[[Image.Image, np.random.Generator], Image.Image]] = []
-    if augment.randaugment_layers:
-        chain = _RANDAUGMENT[augment.randaugment_flavour]
-        layers, magnitude = augment.randaugment_layers, augment.randaugment_magnitude
-        steps.append(lambda image, rng: chain(image, layers, magnitude, rng))
-    if augment.three_augment:
-        steps.append(three_augment)
-    if augment.color_jitter:
-        steps.append(lambda image, rng: color_jitter(image, augment.color_jitter, rng))
-    if not steps:
-        return None
-
-    def apply(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        for step in steps:
-            image = step(image, rng)
-        return image
-
-    return apply
+    return resize(pixels, target, antialias=antialias, shrunk=shrink, interpolation=interpolation)

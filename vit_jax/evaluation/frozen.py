@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.config.data import AugmentConfig, DataConfig, SubsetConfig
+from vit_jax.config.data import DataConfig, SubsetConfig
 from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
 from vit_jax.data.arrays import labelled_image
 from vit_jax.data.cache import cached
@@ -181,10 +181,12 @@ class FrozenEvaluator:
     ) -> Features | None:
         """Returns the features of a split; None if `stop` ended it."""
         config, size = dataset.config, dataset.image_size
-        augment = AugmentConfig(
-            central_fraction=config.central_fraction, antialias=config.antialias
+        transform = make_eval_transform(
+            size,
+            config.crop,
+            central_fraction=config.central_fraction,
+            antialias=config.antialias,
         )
-        transform = make_eval_transform(size, config.crop, augment)
         rows = host_rows(self._mesh, self._batch_size)
         spec = batch_spec(dataset.data, self._batch_size, rows)
         preprocessing = labelled_image(transform, size, len(source.class_names))

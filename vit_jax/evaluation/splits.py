@@ -85,7 +85,7 @@ class SplitEvaluator:
         self._warned: set[str | tuple[str, str]] = set()
         self.sources: dict[str, Source] = {}
         self._preprocessing = dict.fromkeys(splits, preprocessing)
-        transform = transform or make_eval_transform(data.image_size, data.eval_crop, data.augment)
+        transform = transform or make_eval_transform(data.image_size, **data.eval_view)
         for name, split in splits.items():
             preset = find_benchmark(split)
             if preset is None:

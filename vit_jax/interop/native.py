@@ -172,9 +172,8 @@ def _unreadable_error(path: Path, error: Exception) -> WeightsError:
 
 def _eval_view(data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the evaluation crop from a run's data section. Older runs lack some of the keys."""
-    augment = data.get("augment", {})
     names = ("central_fraction", "antialias", "interpolation")
-    found = {name: augment[name] for name in names if name in augment}
+    found = {name: data[name] for name in names if name in data}
     return found | ({"crop": data["eval_crop"]} if "eval_crop" in data else {})
 
 

@@ -4,11 +4,10 @@ import functools
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float
 
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import labelled_image
-from vit_jax.data.device import Batch, erase, flip, mix, to_unit_range
+from vit_jax.data.device import Batch
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
@@ -22,9 +21,9 @@ class ImageTask(Task):
         super().__init__(config, data, platform=platform)
         self.num_outputs = num_outputs
         self.splits_exactly = not config.model.draws_random_numbers
-        size, augment = config.data.image_size, config.data.augment
-        training = make_train_transform(size, augment)
-        evaluation = make_eval_transform(size, config.data.eval_crop, augment)
+        size = config.data.image_size
+        training = make_train_transform(size, config.data)
+        evaluation = make_eval_transform(size, **config.data.eval_view)
         self.train_preprocessing, self.eval_preprocessing = (
             labelled_image(transform, size, data.num_classes)
             for transform in (training, evaluation)
@@ -45,16 +44,9 @@ class ImageTask(Task):
         macs = forward_macs(self.config.model, num_classes=self.num_outputs, image_size=size)
         return training_flops(macs)
 
-    def images(self, batch: Batch, step: jax.Array) -> Float[Array, "B H W 3"]:
-        """Returns the u8 images of a batch in [-1, 1], flipped at random."""
-        images = batch["image"]
-        if self.config.data.augment.flip:  # Before scaling: uint8 has a quarter of the bytes.
-            images = flip(images, self.random_key("flip", step))
-        return to_unit_range(images)
-
 
 class LabelTask(ImageTask):
-    """A task that predicts labels. It erases parts of images and mixes pairs of them."""
+    """A task that predicts labels."""
 
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         super().__init__(config, data, platform=platform, num_outputs=data.num_classes)
@@ -62,17 +54,4 @@ class LabelTask(ImageTask):
         self.eval_loss = config.label_loss.replace(label_smoothing=0.0)
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
-        augment, mixing = self.config.data.augment, self.config.mixing
-        images = self.images(batch, step)
-        if augment.erasing_probability:
-            key = self.random_key("erasing", step)
-            images = erase(images, key, probability=augment.erasing_probability)
-        images, labels = mix(
-            images,
-            batch["label"],
-            num_classes=self.num_outputs,
-            mixup_alpha=mixing.mixup_alpha,
-            cutmix_alpha=mixing.cutmix_alpha,
-            key=self.random_key("mixing", step),
-        )
-        return {"image": images, "label": labels}
+        return self.augment({"image": batch["image"], "label": batch["label"]}, step)

@@ -17,9 +17,11 @@ from jaxtyping import Array, Float
 
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import Preprocessing
-from vit_jax.data.device import Batch
+from vit_jax.data.augment import Operation
+from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.sources.base import Source
 from vit_jax.evaluation.loop import Totals
+from vit_jax.losses import as_distribution
 from vit_jax.models.registry import model_shape
 from vit_jax.models.stacking import LayerLoop
 from vit_jax.rng import stream
@@ -179,6 +181,29 @@ class Task(ABC):
     @abstractmethod
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         """Returns a batch that is augmented on the device; the draws depend on (seed, step)."""
+
+    def augment(self, batch: Batch, step: jax.Array, crop: str = "") -> Batch:
+        """Returns a batch whose u8 images are in [-1, 1], after the operations that are on.
+
+        With a name, a crop has its own draws. Labels are f32[B, C] after they are mixed.
+        """
+        operations = self.config.data.augment.operations
+        images = batch["image"]
+
+        def key(name: str, operation: Operation) -> jax.Array:
+            return self.random_key(f"{operation.stream or name} {crop}".rstrip(), step)
+
+        for name, operation in operations("uint8").items():
+            images = operation(images, key(name, operation))
+        images = to_unit_range(images)
+        for name, operation in operations("device").items():
+            images = operation(images, key(name, operation))
+        batch = {**batch, "image": images}
+        for name, operation in operations("mix").items():
+            labels = as_distribution(batch["label"], self.num_outputs)
+            images, labels = operation(batch["image"], labels, key(name, operation))
+            batch |= {"image": images, "label": labels}
+        return batch
 
     @abstractmethod
     def loss(self, *args: Any, **kwargs: Any) -> tuple[Float[Array, ""], Metrics]:

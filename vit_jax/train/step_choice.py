@@ -28,6 +28,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.config.run import Config
+from vit_jax.data.crops.pad import Pad
 from vit_jax.memory import check_fits, shown_bytes
 from vit_jax.models.activation_sharding import gathers_layers
 from vit_jax.models.options import AUTO
@@ -90,10 +91,10 @@ def check_sizes(config: Config, *, planned: bool = False) -> None:
     ):
         what = f"a batch of {size:,} images of {side:,} x {side:,} pixels"
         check(size * side**2 * 3 // hosts, what, f"set a smaller {key} or data.image_size")
-    if data.augment.crop == "pad":
-        pad = data.augment.pad_pixels
+    if isinstance(crop := data.augment.crop, Pad):
+        pad = crop.pixels
         what = f"an image of {side:,} x {side:,} pixels with {pad:,} around it"
-        check((side + 2 * pad) ** 2 * 3, what, "set a smaller data.augment.pad_pixels")
+        check((side + 2 * pad) ** 2 * 3, what, "set a smaller data.augment.crop.pixels")
     workers = data.num_workers or 0
     what = f"{workers:,} reader processes"
     check(workers * _WORKER_BYTES, what, "set a smaller data.num_workers")

@@ -27,14 +27,15 @@ class NaFlexClassification(Classification):
             rows, columns = fit_grid(height, width, patch_size, length)
             return rows * patch_size, columns * patch_size
 
-        augment, sizes = section.augment, (patch_size, length, data.num_classes)
-        training = make_train_transform(size, augment)
-        evaluation = make_eval_transform(size, section.eval_crop, augment)
-        self.train_preprocessing = labelled_patches(training, *sizes, flip=augment.flip)
+        sizes = (patch_size, length, data.num_classes)
+        training = make_train_transform(size, section)
+        evaluation = make_eval_transform(size, **section.eval_view)
+        flip = "flip" in section.augment.operations("uint8")
+        self.train_preprocessing = labelled_patches(training, *sizes, flip=flip)
         self.eval_preprocessing = labelled_patches(evaluation, *sizes, flip=False)
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
-        """Scales the patches. Images are flipped on the host, and neither erased nor mixed."""
+        """Scales the patches. Images are flipped on the host."""
         del step
         return {"image": self.inputs(batch), "label": batch["label"]}
 

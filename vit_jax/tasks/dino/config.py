@@ -4,13 +4,9 @@ from typing import Any, Literal
 
 from vit_jax.config.run import Config
 from vit_jax.config.task import TaskName, UnlabelledConfig, check_defaults
+from vit_jax.data.crops.inception import Inception
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
-
-# The crops and the distortion of this task replace the others.
-_AUGMENTS = frozenset(
-    {"crop_flavour", "central_fraction", "interpolation", "antialias", "repeats", "flip"}
-)
 
 
 class DinoConfig(UnlabelledConfig):
@@ -64,7 +60,7 @@ class DinoConfig(UnlabelledConfig):
     predicts what the teacher says of these patches. 0: off.
     """
 
-    augments = _AUGMENTS
+    stages = ("uint8", "device")  # On the host there are the crops only.
     own_parameters = ("(patch_)?projector/.*", "mask_token")
     keeps_average = True
 
@@ -87,6 +83,14 @@ class DinoConfig(UnlabelledConfig):
     def check_run(self, config: Config) -> None:
         super().check_run(config)
         check_defaults(config, ("model.position_placement",), "task dino")
+        crop = config.data.augment.crop
+        if not isinstance(crop, Inception) or crop.replace(flavour="paper") != Inception():
+            raise ConfigError(
+                f"is {crop.to_mapping()} with task dino, which has its own crops",
+                "only its flavour",
+                "set data.augment.crop.flavour, and task.global_min_area and its like",
+                key="data.augment.crop",
+            )
         model: Any = config.model
         side = config.data.image_size
         if self.local_crops and self.local_size > side:

@@ -1,16 +1,19 @@
 """The crops of an image on the host, and the masks of their patches."""
 
+import functools
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 from numpy.typing import ArrayLike
 
-from vit_jax.config.data import AugmentConfig
+from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import ArraySpec, Preprocessing
+from vit_jax.data.crops.inception import INCEPTION_BOX
 from vit_jax.data.sources.base import Example
-from vit_jax.data.transforms import make_train_transform
+from vit_jax.data.transforms import DrawBox, make_train_transform
 from vit_jax.tasks.dino.config import DinoConfig
 
 GLOBAL_CROPS = ("image", "second_image")
@@ -36,10 +39,10 @@ def crop_preprocessing(config: Config, grid: tuple[int, int]) -> Preprocessing:
     section = config.task
     assert isinstance(section, DinoConfig)
     side, small, count = config.data.image_size, section.local_size, section.local_crops
-    augment = config.data.augment
-    make_global = make_train_transform(side, _areas(augment, section.global_min_area, 1.0))
+    data = config.data
+    make_global = make_train_transform(side, data, _draw_box(data, section.global_min_area, 1.0))
     make_local = make_train_transform(
-        small, _areas(augment, section.local_min_area, section.local_max_area)
+        small, data, _draw_box(data, section.local_min_area, section.local_max_area)
     )
     arrays = {name: ArraySpec((side, side, 3), np.uint8) for name in GLOBAL_CROPS}
     if count:
@@ -58,8 +61,10 @@ def crop_preprocessing(config: Config, grid: tuple[int, int]) -> Preprocessing:
     return Preprocessing(arrays, make_row)
 
 
-def _areas(augment: AugmentConfig, low: float, high: float) -> AugmentConfig:
-    return augment.replace(min_area=low, max_area=high)
+def _draw_box(data: DataConfig, low: float, high: float) -> DrawBox:
+    """Returns the function that draws a box, whose area is between fractions of the image's."""
+    crop: Any = data.augment.crop
+    return functools.partial(INCEPTION_BOX[crop.flavour], min_area=low, max_area=high)
 
 
 def most_masked(num_patches: int) -> int:

@@ -19,7 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from vit_jax.config.run import Config
-from vit_jax.data.device import Batch, flip, to_unit_range
+from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.distortion import distort
 from vit_jax.errors import ConfigError
 from vit_jax.models.activation_sharding import constrain
@@ -116,7 +116,7 @@ class Dino(ImageTask):
         return training_flops(student) + 2 * teacher
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
-        """Scales u8 crops to [-1, 1], flips and distorts each of them."""
+        """Scales u8 crops to [-1, 1], augments and distorts each of them."""
         crops = {n: self._prepare_crops(batch[n], n, step) for n in _DISTORTIONS if n in batch}
         return crops | ({"masked": batch["masked"]} if "masked" in batch else {})
 
@@ -124,9 +124,7 @@ class Dino(ImageTask):
         self, images: Num[Array, "B *K H W 3"], name: str, step: jax.Array
     ) -> jax.Array:
         x = images.reshape(-1, *images.shape[-3:])
-        if self.config.data.augment.flip:
-            x = flip(x, self.random_key(f"flip {name}", step))
-        x = to_unit_range(x)
+        x = self.augment({"image": x}, step, name)["image"]
         if self.section.distort:
             blur, solarize = _DISTORTIONS[name]
             key, size = self.random_key(f"distort {name}", step), self.config.data.image_size

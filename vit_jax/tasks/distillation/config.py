@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from vit_jax.config.run import Config
 from vit_jax.config.task import LabelledConfig, TaskName, check_defaults
+from vit_jax.data.augment import Operation
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
@@ -64,21 +65,19 @@ class DistillationConfig(LabelledConfig):
                 key="task.mean_over_classes",
             )
         check_defaults(config, ("loss.class_weights",), "task distillation")
-        if self.teacher_image_size is not None:
-            # These draw pixels, which are others in an image of another size.
-            keys = ("mixing.cutmix_alpha", "data.augment.erasing_probability")
-            check_defaults(
-                config,
-                (*keys, "data.augment.randaugment_layers", "data.augment.three_augment"),
-                "task.teacher_image_size",
+        crop = config.data.augment.crop
+        if self.teacher_image_size is not None and not crop.same_at_any_size:
+            raise ConfigError(
+                f"is {crop.name!r} with task.teacher_image_size",
+                "inception, random_square, squash_random, central or resize",
+                "choose one, or leave out task.teacher_image_size",
+                key="data.augment.crop.name",
             )
-            if config.data.augment.crop == "pad":
-                raise ConfigError(
-                    "is 'pad' with task.teacher_image_size",
-                    "inception, random, central or resize",
-                    "choose one, or leave out task.teacher_image_size",
-                    key="data.augment.crop",
-                )
+
+    def why_not(self, name: str, operation: Operation, config: Config) -> str | None:
+        if self.teacher_image_size is not None and not operation.same_at_any_size:
+            return "task.teacher_image_size: it would change the teacher's image in another way"
+        return super().why_not(name, operation, config)
 
     @classmethod
     def model_section(cls, config: Mapping[str, Any]) -> Mapping[str, Any]:

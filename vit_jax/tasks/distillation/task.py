@@ -132,7 +132,7 @@ class Distillation(LabelTask):
 
 def _with_teacher_image(student: Preprocessing, size: int, config: Config) -> Preprocessing:
     """Adds `teacher_image` u8[size, size, 3], the student's crop at another size."""
-    transform = make_train_transform(size, config.data.augment)
+    transform = make_train_transform(size, config.data)
 
     def make_row(example: Example, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
         same = copy.deepcopy(rng)  # So that the same crop is drawn.

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from vit_jax.config.data import SourceKind
 from vit_jax.config.run import Config
-from vit_jax.config.task import NO_ERASING, TaskConfig, TaskName, check_defaults
+from vit_jax.config.task import TaskConfig, TaskName, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
@@ -57,7 +57,6 @@ class ImageTextConfig(TaskConfig):
     zero-shot accuracy is measured whenever `evaluation.splits` are evaluated.
     """
 
-    augments = NO_ERASING
     uses_labels = False
     uses_captions = True
 

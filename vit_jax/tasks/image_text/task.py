@@ -24,7 +24,7 @@ from vit_jax.data.captions import (
     captioned_image_arrays,
     check_captions,
 )
-from vit_jax.data.device import Batch, flip, to_unit_range
+from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.sources.base import Example
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.models.flops import forward_macs, training_flops
@@ -83,10 +83,7 @@ class ImageText(Task):
         return _flops(self.config, self.is_locked)
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
-        images = batch["image"]
-        if self.config.data.augment.flip:
-            images = flip(images, self.random_key("flip", step))
-        return {"image": to_unit_range(images), "tokens": batch["tokens"]}
+        return self.augment({"image": batch["image"], "tokens": batch["tokens"]}, step)
 
     def embed(self, params: Any, batch: Batch, key: jax.Array) -> Embeddings:
         """Returns the embeddings of the images and texts of a prepared batch."""
@@ -129,12 +126,12 @@ def captioned_images(config: Config, data: DataInfo) -> tuple[Preprocessing, Pre
         return empty, empty
     captions = build_captions(section.captions, text, data.source.class_names)
     check_captions(data.source, captions, skips=section.on_bad_example == "skip")
-    side, augment = section.image_size, section.augment
+    side = section.image_size
+    training = make_train_transform(side, section)
+    evaluation = make_eval_transform(side, **section.eval_view)
     return (
-        captioned_image(make_train_transform(side, augment), side, captions),
-        captioned_image(
-            make_eval_transform(side, section.eval_crop, augment), side, captions, draws=False
-        ),
+        captioned_image(training, side, captions),
+        captioned_image(evaluation, side, captions, draws=False),
     )
 
 

@@ -92,7 +92,7 @@ def _open(
         source = open_source(data, dataset.split)
         class_names = read_class_names(dataset.class_names, source.class_names)
     templates = tuple(template for prompt in dataset.prompts for template in read_templates(prompt))
-    transform = make_eval_transform(side, data.eval_crop, data.augment)
+    transform = make_eval_transform(side, **data.eval_view)
     preprocessing = labelled_image(transform, side, len(source.class_names))
     spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
     images = EvaluatedImages(cached(source, data.cache_mb), preprocessing, spec, mesh)

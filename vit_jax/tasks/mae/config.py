@@ -3,7 +3,7 @@
 from typing import Any
 
 from vit_jax.config.run import Config
-from vit_jax.config.task import NO_ERASING, TaskName, UnlabelledConfig, check_defaults
+from vit_jax.config.task import TaskName, UnlabelledConfig, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
@@ -29,7 +29,7 @@ class MaeConfig(UnlabelledConfig):
     decoder_heads: int = option(16, at_least=1)
     """Number of attention heads of the decoder."""
 
-    augments = NO_ERASING
+    wrong_operations = {"erasing": "which would predict the erased pixels"}
     own_parameters = ("decoder/.*",)
 
     def check(self) -> None:

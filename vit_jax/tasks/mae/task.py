@@ -55,7 +55,7 @@ class Mae(ImageTask):
         return training_flops(_forward_macs(self.config, self.num_patches))
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
-        images = self.images(batch, step)
+        images = self.augment(batch, step)["image"]
         keys = jax.random.split(self.random_key("mask", step), len(images))
         return masked_batch(images, keys, self.num_patches)
 

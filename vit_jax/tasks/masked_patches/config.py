@@ -1,6 +1,6 @@
 """Config section of masked patch prediction."""
 
-from vit_jax.config.task import NO_ERASING, TaskName, UnlabelledConfig
+from vit_jax.config.task import TaskName, UnlabelledConfig
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
@@ -24,7 +24,7 @@ class MaskedPatchesConfig(UnlabelledConfig):
     bits: int = option(3, at_least=1, at_most=5)
     """Bits per colour channel; 3 gives 8 levels per channel and 8 * 8 * 8 colours."""
 
-    augments = NO_ERASING
+    wrong_operations = {"erasing": "which would predict the erased colours"}
     own_parameters = ("mask_token", "head/.*")  # The head predicts colours.
 
     @property

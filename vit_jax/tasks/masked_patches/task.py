@@ -53,7 +53,7 @@ class MaskedPatches(ImageTask):
         return training_flops(forward_macs(self.config.model, **sizes, head_per_patch=True))
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
-        images = self.images(batch, step)
+        images = self.augment(batch, step)["image"]
         keys = jax.random.split(self.random_key("corruption", step), len(images))
         return corrupted_batch(images, keys, self.section, self.stride)
 

@@ -14,36 +14,54 @@ within 0.2 %, one run each).
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from vit_jax.data import image_ops
+from vit_jax.data.augment import AUGMENTATIONS, Operation
+from vit_jax.data.randaugment_timm import randaugment_timm
+from vit_jax.schema import option
 
 _GRAY = (128, 128, 128)
 _SCALE_END = 10.0
 
-Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
+ImageOperation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 
-def randaugment(
-    image: Image.Image, layers: int, magnitude: float, rng: np.random.Generator
-) -> Image.Image:
-    """Applies `layers` operations drawn with replacement, all at one strength.
+@AUGMENTATIONS.register
+class RandAugment(Operation):
+    """Applies operations drawn with replacement, all at one strength (arXiv:1909.13719)."""
 
-    The published scale of the magnitude ends at 10; larger values extrapolate.
+    stage = "host"
+    place = 0
+
+    layers: int = option(2, at_least=1, at_most=100)
+    """Number of operations applied to an image."""
+    magnitude: float = option(10.0, at_least=0, at_most=30)
+    """Their strength. The scale ends at 10; larger values extrapolate in the paper's flavour and
+    are clipped in timm's.
     """
-    names = list(OPERATIONS)
-    for i in rng.integers(len(names), size=layers):
-        image = OPERATIONS[names[i]](image, magnitude / _SCALE_END, rng)
-    return image
+    flavour: Literal["paper", "timm"] = option("paper")
+    """paper: operations and strengths of the paper's code. timm: rand-mM-mstd0.5-inc1 of timm,
+    which applies each operation with probability 1/2 (DeiT, MAE).
+    """
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        if self.flavour == "timm":
+            return randaugment_timm(image, self.layers, self.magnitude, rng)
+        names = list(OPERATIONS)
+        for i in rng.integers(len(names), size=self.layers):
+            image = OPERATIONS[names[i]](image, self.magnitude / _SCALE_END, rng)
+        return image
 
 
 def _random_sign(rng: np.random.Generator) -> int:
     return 1 if rng.integers(2) else -1
 
 
-def _enhance(kind: Callable[[Image.Image, float], Image.Image]) -> Operation:
+def _enhance(kind: Callable[[Image.Image, float], Image.Image]) -> ImageOperation:
     """Returns an enhancement by the factor 0.1 + 1.8 * level. A factor of 1 has no effect."""
     return lambda image, level, rng: kind(image, 0.1 + 1.8 * level)
 
@@ -90,7 +108,7 @@ def _cutout(image: Image.Image, level: float, rng: np.random.Generator) -> Image
     return image
 
 
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, ImageOperation] = {
     "auto_contrast": lambda image, level, rng: image_ops.auto_contrast(image),
     "equalize": lambda image, level, rng: image_ops.equalize(image),
     "invert": lambda image, level, rng: image_ops.invert(image),

@@ -1,4 +1,4 @@
-"""Crop boxes: left, top, right, bottom in integer pixels.
+"""Inception crops: parts of random area and aspect ratio.
 
 There are two published ways to draw an inception crop (arXiv:1409.4842) from a range of areas:
 
@@ -15,19 +15,36 @@ was 76.9 with the paper's crop and 77.3 with torchvision's: within the variation
 """
 
 import math
-from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
-Box = tuple[int, int, int, int]
+from vit_jax.data.boxes import Box, centred_box, random_position
+from vit_jax.data.crops import CROPS, Crop, CropName
+from vit_jax.schema import option
 
 _PAPER_RATIOS = (0.75, 1.33)
 _TORCHVISION_RATIOS = (3 / 4, 4 / 3)
 _LOG_RATIOS = (math.log(3 / 4), math.log(4 / 3))
 
 
+@CROPS.register
+class Inception(Crop):
+    """A part of random area and aspect ratio (arXiv:1409.4842)."""
+
+    name: CropName = option("inception")
+    """A part of random area and aspect ratio."""
+    flavour: Literal["paper", "torchvision"] = option("paper")
+    """How it is drawn, see `data.crops.inception`; torchvision's usual min_area is 0.08."""
+    min_area: float = option(0.05, above=0, at_most=1)
+    """Smallest area, as a fraction of the image's; the largest is the whole image."""
+
+    def box(self, size: tuple[int, int], rng: np.random.Generator) -> Box:
+        return INCEPTION_BOX[self.flavour](size, rng, self.min_area)
+
+
 def paper_box(
-    size: tuple[int, int], min_area: float, max_area: float, rng: np.random.Generator
+    size: tuple[int, int], rng: np.random.Generator, min_area: float, max_area: float = 1.0
 ) -> Box:
     """Draws a random box like TensorFlow's `sample_distorted_bounding_box`.
 
@@ -50,12 +67,12 @@ def paper_box(
         elif w * h > largest:
             h, w = h - 1, round((h - 1) * ratio)
         if 0 < w <= width and 0 < h <= height and smallest <= w * h <= largest:
-            return _random_position(width, height, w, h, rng)
+            return random_position(width, height, w, h, rng)
     return 0, 0, width, height
 
 
 def torchvision_box(
-    size: tuple[int, int], min_area: float, max_area: float, rng: np.random.Generator
+    size: tuple[int, int], rng: np.random.Generator, min_area: float, max_area: float = 1.0
 ) -> Box:
     """Draws a random box like torchvision's `RandomResizedCrop`; arguments as in `paper_box`."""
     width, height = size
@@ -64,79 +81,15 @@ def torchvision_box(
         ratio = math.exp(_uniform(_LOG_RATIOS, rng))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            return _random_position(width, height, w, h, rng)
+            return random_position(width, height, w, h, rng)
     ratio = min(max(width / height, _TORCHVISION_RATIOS[0]), _TORCHVISION_RATIOS[1])
-    return _centred_box(
+    return centred_box(
         width, height, min(width, round(height * ratio)), min(height, round(width / ratio))
     )
-
-
-def central_box(size: tuple[int, int], fraction: float) -> Box:
-    """Returns the central square whose side is `fraction` of the short side.
-
-    Resizing this box equals resizing the short side and then cropping the centre, to within half a
-    pixel.
-    """
-    width, height = size
-    side = max(round(min(size) * fraction), 1)
-    return _centred_box(width, height, side, side)
-
-
-def central_part(size: tuple[int, int], fraction: float) -> Box:
-    """Returns the centre of the image with `fraction` of its width and height.
-
-    Resizing this box to a square equals resizing the image to a larger square and then cropping the
-    centre.
-    """
-    width, height = size
-    return _centred_box(
-        width, height, max(round(width * fraction), 1), max(round(height * fraction), 1)
-    )
-
-
-INCEPTION_BOX: dict[str, Callable[[tuple[int, int], float, float, np.random.Generator], Box]] = {
-    "paper": paper_box,
-    "torchvision": torchvision_box,
-}
 
 
 def _uniform(limits: tuple[float, float], rng: np.random.Generator) -> float:
     return limits[0] + (limits[1] - limits[0]) * rng.random()
 
 
-def random_square(size: tuple[int, int], rng: np.random.Generator) -> Box:
-    """Draws the position of a square as large as the short side of the image.
-
-    Resizing this box equals resizing the short side and then cropping a square at random, to within
-    half a pixel. Source: arXiv:2103.00020, section 2.5.
-    """
-    width, height = size
-    return _random_position(width, height, min(size), min(size), rng)
-
-
-def random_part(size: tuple[int, int], fraction: float, rng: np.random.Generator) -> Box:
-    """Draws a random box with `fraction` of the image's width and height.
-
-    Resizing this box equals resizing the image to a square and then cropping a smaller square at
-    random. Source: arXiv:1912.11370, section 3.3.
-    """
-    width, height = size
-    w, h = (max(round(fraction * side), 1) for side in size)
-    return _random_position(width, height, w, h, rng)
-
-
-def _random_position(width: int, height: int, w: int, h: int, rng: np.random.Generator) -> Box:
-    left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
-    return left, top, left + w, top + h
-
-
-def _centred_box(width: int, height: int, w: int, h: int) -> Box:
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
-
-
-def eval_box(size: tuple[int, int], crop: str, fraction: float) -> Box:
-    """Returns the part of an image of (width, height) that evaluation resizes to a square."""
-    if crop == "resize":
-        return (0, 0, *size)
-    return central_part(size, fraction) if crop == "squash_central" else central_box(size, fraction)
+INCEPTION_BOX = {"paper": paper_box, "torchvision": torchvision_box}

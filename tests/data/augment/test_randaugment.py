@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.randaugment import OPERATIONS, randaugment
+from vit_jax.data.augment.randaugment import OPERATIONS, RandAugment
 
 
 class Draws(np.random.Generator):
@@ -28,7 +28,7 @@ def apply(name: str, pixels, level: float, *draws: int) -> np.ndarray:
     return found[:, :, 0]
 
 
-GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "randaugment_paper.npz")
+GOLDEN = np.load(Path(__file__).parents[2] / "golden" / "randaugment_paper.npz")
 
 
 @pytest.mark.parametrize("case", sorted(set(GOLDEN["names"].tolist())))
@@ -129,5 +129,7 @@ def test_operations_are_drawn_with_replacement_and_applied_in_order_at_a_tenth_o
         for i in rng.integers(16, size=3):
             name = list(OPERATIONS)[i]
             expected = OPERATIONS[name](expected, 0.7, rng)
-        found = randaugment(Image.fromarray(pixels), 3, 7.0, np.random.default_rng(seed))
+        found = RandAugment(layers=3, magnitude=7.0)(
+            Image.fromarray(pixels), np.random.default_rng(seed)
+        )
         np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))

@@ -1,0 +1,97 @@
+"""Augmentation of training images: a crop (`data.crops`), then the operations that are on.
+
+Each operation is a file of this package, and its key in `data.augment` is the file's name. It is on
+if that key is in the config. To add one, write a file with a subclass of `Operation` and register
+it: its fields are the keys of its section, its method `__call__` is the operation. Its stage says
+what that gets and returns. A task applies an operation, or refuses it because of its stage.
+
+| stage  | where                         | gets                           | returns        |
+|--------|-------------------------------|--------------------------------|----------------|
+| host   | on the host, after the crop   | a PIL image, a NumPy generator | image          |
+| uint8  | on the device, before scaling | images u8[B, H, W, 3], a key   | images         |
+| device | on the device, in [-1, 1]     | images f32[B, H, W, 3], a key  | images         |
+| mix    | on the device, in [-1, 1]     | these, labels f32[B, C], a key | images, labels |
+"""
+
+import functools
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+
+from vit_jax.data.crops import Crop, crop_class
+from vit_jax.registry import Registry
+from vit_jax.schema import ChosenBy, Section, section
+
+AUGMENTATIONS: Registry["Operation"] = Registry(__name__)
+
+Stage = Literal["host", "uint8", "device", "mix"]
+STAGES: tuple[Stage, ...] = ("host", "uint8", "device", "mix")
+
+
+class Operation(Section):
+    """An operation of `data.augment`.
+
+    Attributes:
+        stage: where it is applied.
+        place: its place among the operations of its stage; equal places are sorted by name.
+        stream: name of its stream of random numbers on the device; None: its own name.
+    """
+
+    stage: ClassVar[Stage]
+    place: ClassVar[float] = math.inf
+    stream: ClassVar[str | None] = None
+
+    @property
+    def same_at_any_size(self) -> bool:
+        """Whether equal draws change an image in the same way at another number of pixels."""
+        return False
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies it; see the table above for its arguments."""
+
+
+class AugmentConfig(Section):
+    """Augmentation of training images: a crop, and a key for each operation that is on."""
+
+    former_keys = {
+        "crop_flavour": "data.augment.crop.flavour",
+        "min_area": "data.augment.crop.min_area",
+        "random_fraction": "data.augment.crop.name=squash_random and data.augment.crop.fraction",
+        "pad_pixels": "data.augment.crop.name=pad and data.augment.crop.pixels",
+        "central_fraction": "data.central_fraction",
+        "interpolation": "data.interpolation",
+        "antialias": "data.antialias",
+        "repeats": "data.repeats",
+        "randaugment_layers": "data.augment.randaugment.layers",
+        "randaugment_magnitude": "data.augment.randaugment.magnitude",
+        "randaugment_flavour": "data.augment.randaugment.flavour",
+        "erasing_probability": "data.augment.erasing.probability",
+    }
+
+    crop: Annotated[Crop, ChosenBy(crop_class)] = section(lambda: crop_class({})())
+
+    def operations(self, *stages: Stage) -> dict[str, Any]:
+        """Returns name -> operation of those that are on in some stages, in their order."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        found = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, Operation) and value.stage in stages
+        }
+        return dict(sorted(found.items(), key=lambda entry: (entry[1].place, entry[0])))
+
+
+def augment_class(section: Mapping[str, Any]) -> type[AugmentConfig]:
+    """Returns the class of the section `data.augment`, with a key for each operation."""
+    del section
+    return _class_with(tuple((name, AUGMENTATIONS[name]) for name in AUGMENTATIONS.names))
+
+
+@functools.cache
+def _class_with(operations: tuple[tuple[str, type[Operation]], ...]) -> type[AugmentConfig]:
+    fields: Any = {name: (cls | None, section(lambda: None)) for name, cls in operations}
+    return pydantic.create_model("AugmentConfig", __base__=AugmentConfig, **fields)
