@@ -2,9 +2,10 @@
 
 import importlib
 import pkgutil
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 
 class Registry(Generic[T]):
@@ -14,9 +15,9 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, package: str):
-        self._package, self._found = package, dict[str, type[T]]()
+        self._package, self._found = package, dict[str, Any]()
 
-    def register(self, cls: type[T]) -> type[T]:
+    def register(self, cls: C) -> C:
         """Adds a class under the name of its file; use it as a decorator."""
         self._found[cls.__module__.rpartition(".")[2]] = cls
         return cls

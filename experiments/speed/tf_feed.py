@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from vit_jax.bench.feed import measure_feed
     from vit_jax.config.data import DataConfig
+    from vit_jax.data.augment import augment_class
+    from vit_jax.data.crops.inception import Inception
     from vit_jax.data.sources import class_count, open_source
 
     is_folder = Path(args.source).is_dir()
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         global_batch_size=args.batch_size,
         cache_mb=0,
         antialias=False,
-        augment={"crop": {"name": "inception", "min_area": MIN_AREA}},
+        augment=augment_class({})(crop=Inception(min_area=MIN_AREA)),
     )
     source = open_source(data, args.split)
     memory, classes = MemorySource(source), class_count(source, None)
