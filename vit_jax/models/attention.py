@@ -122,9 +122,9 @@ class SelfAttention(nnx.Module):
         capture: tuple[str, ...],
     ) -> bool:
         """Whether the Pallas kernel can take the output of the matmul `qkv` unchanged."""
-        if not _uses_pallas(self.implementation, valid_tokens, mask):
+        if self.implementation != "pallas" or isinstance(valid_tokens, jax.Array):
             return False
-        steps_between = (self.query_norm, self.relative, rope)
+        steps_between = (self.query_norm, self.relative, rope, mask)
         return "attention_weights" not in capture and all(step is None for step in steps_between)
 
     def _attend_packed(self, x: Float[Array, "B N D"], valid_tokens: Any) -> jax.Array:
@@ -163,7 +163,7 @@ def attend(
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, valid_tokens, mask).astype(value.dtype)
         return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
-    if _uses_pallas(implementation, valid_tokens, mask):
+    if implementation == "pallas" and mask is None and not isinstance(valid_tokens, jax.Array):
         from vit_jax.models.pallas_attention import attend_packed
 
         return attend_packed(
@@ -181,12 +181,6 @@ def attend(
         key_value_seq_lengths=lengths,
         implementation="cudnn" if implementation == "cudnn" else "xla",
     )
-
-
-def _uses_pallas(
-    implementation: Implementation, valid_tokens: ValidTokens, mask: Mask | None
-) -> bool:
-    return implementation == "pallas" and mask is None and not isinstance(valid_tokens, jax.Array)
 
 
 def attention_weights(
