@@ -268,6 +268,7 @@ PADDED = 'data.augment={"crop": {"name": "pad", "pixels": 2}, "flip": false}'
         (["data.augment.crop.name=pad", PADDED, "data={'augment': {'flip': True}}"], 2, ["flip"]),
         ([PADDED, "data.augment.erasing.probability=0.1", "data.augment={}"], 2, ["erasing"]),
         (["data.augment.erasing=true", PADDED, "data.augment.erasing=none"], 2, []),
+        (["data.augment.crop.pixels=3", "data.augment={'crop': {'name': 'pad'}}"], 3, []),
     ],
 )
 def test_overrides_of_a_section_add_up_in_their_order(config_file, overrides, pixels, on):

@@ -12,7 +12,7 @@ import json
 import logging
 import runpy
 import traceback
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -94,19 +94,23 @@ def apply_overrides(
     """
     rest, names = [], []
     for key, value in overrides:
-        section = key.removesuffix(".name")
-        if not is_chosen(Config, section, mapping):
-            rest.append((key, value))
-        elif section != key:
+        if key.endswith(".name") and is_chosen(Config, key.removesuffix(".name"), mapping):
             names.append((key, value))
-        else:
-            rest.append((key, value))
-            found = parse(key, value)
-            if isinstance(found, Mapping) and "name" in found:
-                names.append((f"{key}.name", found["name"]))
+            continue
+        rest.append((key, value))
+        if section_of(Config, key, mapping) is not None:
+            names += _names_in(key, parse(key, value), mapping)
     names.sort(key=lambda pair: (pair[0] != "task.name", pair[0].count(".")))
     for key, value in [*names, *rest]:
         override_key(mapping, key, parse(key, value))
+
+
+def _names_in(key: str, value: Any, mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, name) of the names in a value that choose a section's class."""
+    for name, inner in value.items() if isinstance(value, Mapping) else ():
+        if name == "name" and is_chosen(Config, key, mapping):
+            yield f"{key}.name", inner
+        yield from _names_in(f"{key}.{name}", inner, mapping)
 
 
 def override_key(
