@@ -313,6 +313,36 @@ def test_what_may_be_a_mistake_is_said(tmp_path, caplog):
         assert words in caplog.text
 
 
+def test_masks_beside_their_images_are_said(tmp_path, caplog):
+    """Breast Ultrasound Images has benign (1).png and benign (1)_mask.png in one folder."""
+    tree(tmp_path, "benign", "normal")
+    (tmp_path / "normal" / "person_mask.png").write_bytes(IMAGE)
+    list_images(tmp_path)
+    assert not caplog.records
+    for name in ("0_mask.png", "0_mask_1.png", "1-GT.png"):
+        (tmp_path / "benign" / name).write_bytes(IMAGE)
+    list_images(tmp_path)
+    assert "masks of the images beside them: benign/0_mask, benign/0_mask_1, benign/1-GT; if" in (
+        caplog.text
+    )
+
+
+def test_labels_that_are_alike_or_lists_and_images_that_are_listed_twice_are_said(tmp_path, caplog):
+    tree(tmp_path, "x")
+    labels = "hot dog", "hot_dog", "hot-dog", "cat", "dog", "cat|dog", "hot", "cat, bird"
+    for label in labels:
+        (tmp_path / "x" / f"{label}.png").write_bytes(IMAGE)
+    rows = [f'"x/{label}.png","{label}"' for label in labels]
+    (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows, rows[3]]))
+    assert len(list_images(tmp_path / "it.csv").class_names) == len(labels)
+    assert (
+        "'hot dog' = 'hot-dog' = 'hot_dog'; classes that may be several labels: cat|dog, hot"
+        in (caplog.text)
+    )
+    assert "bird" not in caplog.text
+    assert "it.csv: 1 lines repeat an image" in caplog.text
+
+
 @pytest.mark.parametrize("separator", [",", "\t", ";"])
 def test_a_table_may_have_capitals_spaces_tabs_and_other_names_of_splits(tmp_path, separator):
     tree(tmp_path, "x")

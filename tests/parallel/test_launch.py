@@ -33,6 +33,10 @@ def test_without_a_cluster_there_is_a_single_process():
     assert detect(environ={}) is None
     assert detect(num_processes=1, environ={}) is None
     assert detect("none", environ=SLURM) is None
+    assert (
+        detect(environ={"WORLD_SIZE": "1"}) is detect("none", environ={"WORLD_SIZE": "2"}) is None
+    )
+    assert detect("auto", "a:1", 2, 0, environ={"WORLD_SIZE": "2"}) == Launch("flags", "a:1", 2, 0)
 
 
 def test_flags_replace_environment_variables():
@@ -139,6 +143,8 @@ def test_the_number_of_a_jobset_pod_is_its_index():
         ({"cluster": "slurm"}, {}, "--cluster=slurm, but the environment shows no such"),
         ({"cluster": "openmpi"}, {}, "--cluster=openmpi, but the environment shows no such"),
         ({}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two'"),
+        ({}, {"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2, as of torchrun or MPI, which is not"),
+        ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE=4, as of torchrun or MPI, which is not"),
     ],
 )
 def test_impossible_settings_are_errors(arguments, environ, message):

@@ -589,3 +589,6 @@ def test_numbers_are_rounded_by_metric_and_size():
     assert format_metric(0.98765, "eval/test/roc_auc") == "0.9877"
     assert format_metric(0.3, "train/loss", like=12.5) == "0.30"
     assert format_metric(1437.0, "train_examples") == "1437.0"
+    assert format_metric(1.2e-6, "eval/test/loss") == "1.20e-06"  # not 0.0000
+    assert format_metric(-3e-7, "eval/test/loss", like=2e-6) == "-3.00e-07"
+    assert format_metric(0.0, "eval/test/loss") == "0.0000"

@@ -20,6 +20,8 @@ from vit_jax.errors import ConfigError
 from vit_jax.parallel import jax_internals
 
 CLUSTERS = ("auto", "none", "slurm", "tpu", "jobset", "openmpi")
+# Numbers of processes that other starters set: torchrun, MPICH.
+_SIZES = ("WORLD_SIZE", "PMI_SIZE")
 # Ports that are rarely in use; jobs on the same host should have different ones.
 _FIRST_PORT, _PORTS = 61440, 4096
 
@@ -65,7 +67,15 @@ def detect(
             "a process that this cluster started",
             "start the command through the cluster, or leave --cluster out",
         )
-    return _complete(found, coordinator, num_processes, process_id)
+    launch = _complete(found, coordinator, num_processes, process_id)
+    size = next((name for name in _SIZES if environ.get(name, "1") != "1"), None)
+    if launch is found is None and size and cluster == "auto" and num_processes is None:
+        raise ConfigError(
+            f"{size}={environ[size]}, as of torchrun or MPI, which is not read",
+            "--coordinator=HOST:PORT --num_processes=N --process_id=K",
+            "add them, or --cluster=none, with which each process is a run of its own",
+        )
+    return launch
 
 
 def _complete(

@@ -136,6 +136,8 @@ def format_metric(value: float, metric: str, like: float | None = None) -> str:
     size = abs(value if like is None else like)
     if size >= 10_000:
         return f"{value:,.0f}"
+    if 0 < size < 1e-3:
+        return f"{value:.2e}"
     decimals = 4 if size < 1 else 3 if size < 10 else 2 if size < 100 else 1
     return f"{value:.{decimals}f}"
 

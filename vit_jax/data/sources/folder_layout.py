@@ -39,6 +39,8 @@ _YEAR = re.compile(r"(?:19|20)\d\d(?:[ _.-]?\d\d){0,2}")
 # Folders of what belongs to images that are in a folder beside them.
 _IMAGES = re.compile(r"(?:jpe?g|png|rgb|raw|input|original)?(?:images?|imgs?|photos?|pictures?)")
 _TARGETS = re.compile("(masks?|labels?|annotations?|trimaps?|gts?|groundtruths?|segment.*|thumb.*)")
+# End of the name of an image that belongs to another one, such as cat_mask_1 to cat.
+_OF_ANOTHER = re.compile(rf"(?i)[ _.-]+{_TARGETS.pattern}([ _.-]*\d+)?$")
 _SPLITS = "the folders train and, e.g., val and test, each with one subfolder or tar file a class"
 _MOVE = (
     "rename or move them, set data_dir to the folder with the splits or to one of these folders, or"
@@ -137,9 +139,17 @@ def warn_of_lists(root: Path, files: Sequence[str]) -> None:
 def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> None:
     """Raises DataError if folders or tar files hold what look like classes themselves.
 
-    `images` are those of each folder, relative to the root. Warns if many subfolders are the same.
+    `images` are those of each folder, relative to the root. Warns if many subfolders are the same,
+    and of masks beside their images.
     """
     inside = {place: entries for place, entries in images.items() if entries}
+    stems = {image.name.rpartition(".")[0] for entries in inside.values() for image in entries}
+    ends = ((stem, _OF_ANOTHER.search(stem)) for stem in stems)
+    if masks := [stem for stem, end in ends if end and stem[: end.start()] in stems]:
+        log.warning(
+            "%s: read as images, although they may be masks of the images beside them: %s; if they"
+            " are, move them", root, _alike(masks),
+        )  # fmt: skip
     if len(inside) == 1:
         place, entries = next(iter(inside.items()))
         names = _subfolders(_folders(place, entries))

@@ -327,15 +327,19 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
     for name in classes:
         plain = _plain(name)
         number = _NUMBER.fullmatch(plain)
-        alike.setdefault(float(plain) if number else plain, []).append(name)
+        words = re.sub(r"(?<=\w)[\s_-]+(?=\w)", " ", plain)
+        alike.setdefault(float(plain) if number else words, []).append(name)
     twice = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
     missing = [repr(name) for name in classes if _plain(name) in (*MISSING, *_UNLABELLED)]
     warnings = []
     if twice:
         warnings.append(
-            "classes that differ only by capitals, spaces, invisible or wide characters or how a"
-            f" number is written: {first_few(twice, _MAX_NAMED)}"
+            "classes that differ only by capitals, spaces, hyphens, invisible or wide characters or"
+            f" how a number is written: {first_few(twice, _MAX_NAMED)}"
         )
+    parts = {name: {*re.split(r"[\s|;,+&]+", name)} - {name} for name in classes}
+    if lists := [name for name in classes if parts[name] and parts[name] <= parts.keys()]:
+        warnings.append(f"classes that may be several labels: {first_few(lists, _MAX_NAMED)}")
     if missing and set(classes) != {"-1", "1"}:
         warnings.append(f"classes that may be missing labels: {', '.join(missing)}")
     if warnings:
@@ -391,6 +395,8 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
                 "one label and one split for each image",
                 "remove one of the lines",
             )
+    if twice := len(rows) - len(known):
+        log.warning("%s: %d lines repeat an image; slices of a split may share it", path, twice)
     return rows
 
 
