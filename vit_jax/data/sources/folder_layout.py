@@ -143,9 +143,10 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
     and of masks beside their images.
     """
     inside = {place: entries for place, entries in images.items() if entries}
-    stems = {image.name.rpartition(".")[0] for entries in inside.values() for image in entries}
-    ends = ((stem, _OF_ANOTHER.search(stem)) for stem in stems)
-    if masks := [stem for stem, end in ends if end and stem[: end.start()] in stems]:
+    stems = [image.name.rpartition(".")[0] for entries in inside.values() for image in entries]
+    ends = {stem: end for stem in stems if (end := _OF_ANOTHER.search(stem))}
+    known = set(stems) if ends else set()
+    if masks := [stem for stem, end in ends.items() if stem[: end.start()] in known]:
         log.warning(
             "%s: read as images, although they may be masks of the images beside them: %s; if they"
             " are, move them", root, _alike(masks),
