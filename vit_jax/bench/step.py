@@ -133,7 +133,7 @@ class JaxStep:
         if memory is not None:
             peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
         model = nnx.merge(program.graphdef, program.abstract.params)
-        attention = getattr(getattr(model, "encoder", None), "attention", None)
+        attention = getattr(getattr(model, "encoder", None), "attention_choice", None)
         self.measurement = Measurement(
             label or "vit_jax",
             config.model.name,
