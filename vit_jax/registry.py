@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -37,3 +38,17 @@ class Registry(Generic[T]):
         if name not in self._found and name in self.names:
             importlib.import_module(f"{self._package}.{name}")
         return self._found[name]
+
+    @property
+    def classes(self) -> dict[str, type[T]]:
+        """Name -> class, of all of them."""
+        return {name: self[name] for name in self.names}
+
+    def class_of(self, base: Any, section: Mapping[str, Any]) -> Any:
+        """Returns the class that the name in a section chooses.
+
+        That is `base` for an unknown name: it raises the error. Without a name it is the default
+        of `base`.
+        """
+        name = section.get("name", base.model_fields["name"].default)
+        return self[name] if name in self.names else base

@@ -207,6 +207,14 @@ def switch(value: Any, annotation: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) and can_be_off(annotation) else value
 
 
+def switched(cls: type[Section], key: str, value: Any, mapping: Mapping[str, Any]) -> Any:
+    """Converts True and False as `switch` does, for the dotted key of a section."""
+    try:
+        return switch(value, _annotation_of(cls, key, mapping))
+    except UserError:
+        return value
+
+
 def usual_class(field: FieldInfo) -> type[Section] | None:
     """Returns the class of a field's section with default values; None: it is no section."""
     for mark in field.metadata:

@@ -349,6 +349,15 @@ def test_a_new_task_drops_the_keys_of_the_old_one_in_any_order(config_file):
         load_config(str(config_file), [*given, "loss.name=sigmoid_cross_entropy"])
 
 
+def test_only_sections_that_may_be_absent_are_switched():
+    content = mapping(data__augment={"erasing": {"probability": 0.1}})
+    apply_overrides(content, {"data.augment.erasing": True, "data.augment.flip": True}.items())
+    assert content["data"]["augment"] == {"erasing": {"probability": 0.1}, "flip": {}}
+    apply_overrides(content, {"optimizer": True}.items())
+    with pytest.raises(ConfigError, match="'optimizer' is True"):
+        Config.from_mapping(content)
+
+
 def test_a_new_loss_drops_the_keys_of_the_old_one():
     content = mapping(loss={"name": "sigmoid_cross_entropy", "mean_over_classes": True})
     apply_override_texts(content, ["loss.label_smoothing=0.1", "loss.name=softmax_cross_entropy"])

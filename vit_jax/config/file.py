@@ -22,7 +22,7 @@ from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, first_few
 from vit_jax.models.options import AUTO, SIZES
-from vit_jax.schema import Section, is_chosen, parse_override, section_of
+from vit_jax.schema import Section, is_chosen, parse_override, section_of, switched
 from vit_jax.storage.files import read_file, read_json
 from vit_jax.storage.paths import local_path, user_path
 
@@ -129,10 +129,8 @@ def override_key(
     """
     if isinstance(value, Section):
         value = value.to_mapping()
-    cls = section_of(root, key, mapping)
-    if isinstance(value, bool) and cls is not None:  # For a section that can be switched off.
-        value = {} if value else None
-    if isinstance(value, Mapping) and cls is not None:
+    value = switched(root, key, value, mapping)
+    if isinstance(value, Mapping) and section_of(root, key, mapping) is not None:
         reduce(_subsection, key.split("."), mapping)
         for name in sorted(value, key=lambda name: name != "name"):
             override_key(mapping, f"{key}.{name}", value[name], root, value)

@@ -30,7 +30,6 @@ class TaskConfig(Section):
     Attributes:
         reads_loss: whether it has the section `loss`.
         stages: stages of the operations of `data.augment` that it applies.
-        wrong_operations: name of an operation that it does not apply -> why.
         own_parameters: regular expressions over whole names of parameters that only this task
             needs. Checkpoints have them, but they are not weights of the model.
         accuracies: metrics of an evaluated split of which more is better; (): they are not listed.
@@ -43,7 +42,6 @@ class TaskConfig(Section):
 
     reads_loss: ClassVar[bool] = False
     stages: ClassVar[tuple[Stage, ...]] = ("host", "uint8", "device")
-    wrong_operations: ClassVar[Mapping[str, str]] = {}
     own_parameters: ClassVar[tuple[str, ...]] = ()
     accuracies: ClassVar[tuple[str, ...]] = ()
     uses_labels: ClassVar[bool] = True
@@ -72,9 +70,7 @@ class TaskConfig(Section):
 
     def why_not(self, name: str, operation: Operation, config: "Config") -> str | None:
         """Returns why a run does not apply an operation; None: it does."""
-        del config
-        if name in self.wrong_operations:
-            return f"task {self.name}, {self.wrong_operations[name]}"
+        del name, config
         if operation.stage not in self.stages:
             return f"task {self.name}, which has no augmentation of the kind {operation.stage!r}"
         return None

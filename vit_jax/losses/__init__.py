@@ -5,6 +5,7 @@ of the section `loss`, its method `per_example` is the loss.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from vit_jax.registry import Registry
@@ -33,7 +34,7 @@ class LabelLoss(Section):
 
     @classmethod
     def named_classes(cls) -> Mapping[str, type[Section]]:
-        return {name: LOSSES[name] for name in LOSSES.names}
+        return LOSSES.classes
 
     def __call__(self, logits: Any, labels: Any) -> Any:
         """Returns the loss of each example f32[B].
@@ -58,10 +59,7 @@ class LabelLoss(Section):
         raise NotImplementedError
 
 
-def loss_class(section: Mapping[str, Any]) -> type[LabelLoss]:
-    """Returns the class that checks a section `loss`, chosen by its `name`."""
-    name = section.get("name", "softmax_cross_entropy")
-    return LOSSES[name] if name in LOSSES.names else LabelLoss  # Raises the error for the name.
+loss_class = partial(LOSSES.class_of, LabelLoss)
 
 
 def as_distribution(labels: Any, num_classes: int) -> Any:

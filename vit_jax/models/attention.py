@@ -64,7 +64,7 @@ class SelfAttention(nnx.Module):
         )
         make_norm = partial(LayerNorm, head_dim, use_bias=False, dtype=dtype)
         self.query_norm = make_norm() if options.qk_norm else None
-        self.key_norm = make_norm() if options.qk_norm else None
+        self.key_norm: Any = make_norm() if options.qk_norm else None
         self.relative = (
             None
             if relative_tokens is None
@@ -95,7 +95,7 @@ class SelfAttention(nnx.Module):
         else:
             qkv = constrain(_to_heads(self.qkv, x), "batch", None, None, "tensor")
             q, k, v = jnp.moveaxis(qkv, -3, 0)
-            if self.query_norm is not None and self.key_norm is not None:
+            if self.query_norm is not None:
                 q, k = self.query_norm(q), self.key_norm(k)
             if rope is not None:
                 q, k = rotate(q, rope), rotate(k, rope)

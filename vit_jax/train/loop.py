@@ -117,46 +117,46 @@ def _closing(account: TimeAccount) -> Iterator[None]:
 
 def _train(session: Session) -> dict[str, Any]:
     """Trains from `session.start` to the end; returns the content of result.json."""
-    log, evaluations, saves = StepLog(session), Evaluations(session), Saves(session)
+    step_log, evaluations, saves = StepLog(session), Evaluations(session), Saves(session)
     session.progress.upcoming |= {"evaluation": evaluations.next_step, "save": saves.next_step}
     step, state = session.start.step, session.start.state
     evaluations.resume()
     if not session.is_last(step):
-        step, state = _run_steps(session, log, evaluations, saves)
+        step, state = _run_steps(session, step_log, evaluations, saves)
     with session.account.part("evaluation"):
-        return session.result(step, log.figures | evaluations.final_metrics(step, state))
+        return session.result(step, step_log.figures | evaluations.final_metrics(step, state))
 
 
 def _run_steps(
-    session: Session, log: StepLog, evaluations: Evaluations, saves: Saves
+    session: Session, step_log: StepLog, evaluations: Evaluations, saves: Saves
 ) -> tuple[int, TrainState]:
     """Runs the remaining training steps; returns the last step and the state after it."""
     mesh, step, state = session.program.mesh, session.start.step, session.start.state
-    profile = Profile(session, log.paused)
+    profile = Profile(session, step_log.paused)
     with session.account.part("compile"):
-        log.compile_steps()
+        step_log.compile_steps()
         # Gloo fails if processes reach the first collective more than 30 s apart.
         barrier("compile the training step")
     with session.account.part("steps"), session.open_feed(step) as feed:
-        log.restart_clock()
+        step_log.restart_clock()
         while not session.is_last(step):
             program = session.program.at(step)
-            with log.waiting():
+            with step_log.waiting():
                 host_batch = next(feed)
             sized = cut_to(on_device(host_batch), program.task.train_preprocessing)
             batch = to_devices(sized, mesh)
             state, metrics = program.compiled(state, batch, *session.frozen)
             step += 1
-            log.add(step, metrics, host_batch)
+            step_log.add(step, metrics, host_batch)
 
             # Evaluated before it is saved, because the best weights so far are always saved.
             if evaluations.is_due(step) and not session.stop_requested():
-                with log.paused():
+                with step_log.paused():
                     evaluations.run_due(step, state.eval_params)
             stopping = session.stop_requested()
             session.checkpoints.check()
             if stopping or saves.is_due(step):
-                with log.paused():  # All steps before were finite.
+                with step_log.paused():  # All steps before were finite.
                     saves.save(step, state)
             # A run whose last step is saved and evaluated has nothing left to stop.
             if stopping and not (session.is_last(step) and evaluations.is_complete(step)):

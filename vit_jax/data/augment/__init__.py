@@ -88,7 +88,7 @@ class AugmentConfig(Section):
 def augment_class(section: Mapping[str, Any]) -> type[AugmentConfig]:
     """Returns the class of the section `data.augment`, with a key for each operation."""
     del section
-    return _class_with(tuple((name, AUGMENTATIONS[name]) for name in AUGMENTATIONS.names))
+    return _class_with(tuple(AUGMENTATIONS.classes.items()))
 
 
 @functools.cache

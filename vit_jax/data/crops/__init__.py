@@ -5,6 +5,7 @@ the section `data.augment.crop`.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ class Crop(Section):
 
     @classmethod
     def named_classes(cls) -> Mapping[str, type[Section]]:
-        return {name: CROPS[name] for name in CROPS.names}
+        return CROPS.classes
 
     def check_size(self, side: int) -> None:
         """Raises ConfigError, with a key of `data`, if the crop gives no image of this side."""
@@ -47,7 +48,4 @@ class Crop(Section):
         return pixels
 
 
-def crop_class(section: Mapping[str, Any]) -> type[Crop]:
-    """Returns the class that checks a section `crop`, chosen by its `name`."""
-    name = section.get("name", "inception")
-    return CROPS[name] if name in CROPS.names else Crop  # Raises the error for the name.
+crop_class = partial(CROPS.class_of, Crop)

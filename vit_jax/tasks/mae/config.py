@@ -29,7 +29,7 @@ class MaeConfig(UnlabelledConfig):
     decoder_heads: int = option(16, at_least=1)
     """Number of attention heads of the decoder."""
 
-    wrong_operations = {"erasing": "which would predict the erased pixels"}
+    stages = ("host", "uint8")  # It would predict what the others do to the pixels.
     own_parameters = ("decoder/.*",)
 
     def check(self) -> None:

@@ -24,7 +24,7 @@ class MaskedPatchesConfig(UnlabelledConfig):
     bits: int = option(3, at_least=1, at_most=5)
     """Bits per colour channel; 3 gives 8 levels per channel and 8 * 8 * 8 colours."""
 
-    wrong_operations = {"erasing": "which would predict the erased colours"}
+    stages = ("host", "uint8")  # It would predict what the others do to the colours.
     own_parameters = ("mask_token", "head/.*")  # The head predicts colours.
 
     @property
