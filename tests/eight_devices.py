@@ -53,10 +53,12 @@ def small_program(mesh: dict[str, Any], *, num_classes: int = 10, **content: Any
 def train(program: Any, batches: list[dict[str, Any]]) -> tuple[Any, dict[str, list[float]]]:
     """Returns the state after a step on each batch, and the metrics of the steps."""
     from vit_jax.parallel.mesh import to_devices
+    from vit_jax.train.feed import program_of_batch
 
     state, rows = program.init(), []
     for step, batch in enumerate(batches):
-        state, metrics = program.at(step).compiled(state, to_devices(batch, program.mesh))
+        sized = program_of_batch(program, step)
+        state, metrics = sized.compiled(state, to_devices(batch, program.mesh))
         rows.append({name: value.item() for name, value in metrics.items() if not value.shape})
     return state, {name: [row[name] for row in rows] for name in rows[0]}
 

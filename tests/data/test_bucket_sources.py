@@ -44,7 +44,7 @@ def batches(data, steps=range(3, 9), split="test"):
     preprocessing = labelled_image(make_train_transform(SIZE, data), SIZE, classes)
     options = {"seed": 1, "start_step": steps.start, "end_step": steps.stop}
     with (
-        train_batches(source, preprocessing, spec, **options) as training,
+        train_batches(source, lambda step: preprocessing, spec, **options) as training,
         eval_batches(held, preprocessing, spec) as evaluation,
     ):
         return [copied(batch) for feed in (training, evaluation) for batch in feed]
@@ -250,7 +250,7 @@ def test_examples_that_cannot_be_reached_are_not_skipped_as_bad(bucket, digits_u
     with (
         pytest.raises(UnreachableError, match=r"cannot read .*digits-train.*credentials"),
         train_batches(
-            source, preprocessing, batch_spec(data, 64, range(64)),
+            source, lambda step: preprocessing, batch_spec(data, 64, range(64)),
             seed=0, start_step=0, end_step=2,
         ) as feed,
     ):  # fmt: skip

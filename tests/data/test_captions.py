@@ -125,7 +125,9 @@ def test_drawn_captions_depend_only_on_seed_and_position(tmp_path, vocabulary):
     drawn, first = (captioned_image(transform, 8, captions, draws=draws) for draws in (True, False))
 
     def batches(start, end):
-        with train_batches(source, drawn, spec, seed=3, start_step=start, end_step=end) as feed:
+        with train_batches(
+            source, lambda step: drawn, spec, seed=3, start_step=start, end_step=end
+        ) as feed:
             return [batch["tokens"].copy() for batch in feed]
 
     whole = batches(0, 40)

@@ -57,7 +57,7 @@ def spec(batch_size: int, rows: range | None = None, threads: int = 0, **changes
 
 def train(source, spec, start=0, end=10, seed=0, preprocessing=NOISY):
     steps = {"seed": seed, "start_step": start, "end_step": end}
-    return list(train_batches(source, preprocessing, spec, **steps))
+    return list(train_batches(source, lambda step: preprocessing, spec, **steps))
 
 
 def numbers(batches) -> np.ndarray:
@@ -129,14 +129,28 @@ def test_batches_are_the_same_with_any_number_of_threads_and_from_any_start(
 
 
 @pytest.mark.parametrize("threads", [0, 4])
+def test_each_step_may_have_a_preprocessing_of_its_own(source, batches, threads, monkeypatch):
+    monkeypatch.setattr(batch_buffers, "_MIN_BYTES", 1)
+    one_of = (NOISY, PLAIN)
+    with train_batches(
+        source, lambda step: one_of[step % 2], spec(8, threads=threads),
+        seed=0, start_step=0, end_step=4,
+    ) as feed:  # fmt: skip
+        found = [{name: array.copy() for name, array in batch.items()} for batch in feed]
+    assert [batch["image"].shape for batch in found] == [(8, 2, 3), (8, 4, 4, 3)] * 2
+    assert_same_batches(found[::2], batches[:4:2])
+    np.testing.assert_array_equal(found[1]["index"], batches[1]["index"])
+    np.testing.assert_array_equal(found[1]["image"][:, 0, 0], batches[1]["image"][:, 0])
+
+
+@pytest.mark.parametrize("threads", [0, 4])
 def test_batch_memory_is_reused_and_device_arrays_keep_their_content(
     source, batches, threads, monkeypatch
 ):
     monkeypatch.setattr(batch_buffers, "_MIN_BYTES", 1)
     places, on_device = set(), []
-    feed = train_batches(
-        source, NOISY, spec(8, threads=threads, prefetch=1), seed=0, start_step=0, end_step=10
-    )
+    ahead = spec(8, threads=threads, prefetch=1)
+    feed = train_batches(source, lambda step: NOISY, ahead, seed=0, start_step=0, end_step=10)
     for batch in feed:
         places.add(batch["image"].__array_interface__["data"][0])
         on_device.append(jax.device_put(batch["image"]))  # On a CPU it may be the same memory.

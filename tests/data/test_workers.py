@@ -28,7 +28,8 @@ def open_feed(workers):
     transform = make_train_transform(8, data)
     preprocessing = labelled_image(transform, 8, len(source.class_names))
     spec = BatchSpec(64, range(64), num_threads=1, num_workers=workers)
-    return train_batches(source, preprocessing, spec, seed=3, start_step=5, end_step=1000)
+    steps = {"seed": 3, "start_step": 5, "end_step": 1000}
+    return train_batches(source, lambda step: preprocessing, spec, **steps)
 
 
 def compare():

@@ -86,13 +86,15 @@ def learned(task: dict[str, Any], mesh: dict[str, int]) -> dict[str, Any]:
     import jax
     import numpy as np
 
+    from vit_jax.train.feed import program_of_batch
+
     program = small_program(mesh, **{"model": VIT, **task})
     state, metrics = train(program, [batch_of(program, step) for step in range(STEPS)])
     sizes = list(program.variants.values()) or [program]
     return {
         "losses": metrics["train/loss"],
         "features": metrics.get("train/feature_std", []),
-        "drawn": [sizes.index(program.at(step)) for step in range(STEPS)],
+        "drawn": [sizes.index(program_of_batch(program, step)) for step in range(STEPS)],
         "teacher": [float(abs(leaf).mean()) for leaf in jax.tree.leaves(state.ema)],
         "centre": np.ravel((state.extra or {}).get("centre", [])).tolist(),
     }
@@ -101,7 +103,9 @@ def learned(task: dict[str, Any], mesh: dict[str, int]) -> dict[str, Any]:
 def batch_of(program: Any, step: int) -> dict[str, Any]:
     import numpy as np
 
-    batch, rng = program.at(step).example_batch(step), np.random.default_rng(step)
+    from vit_jax.train.feed import program_of_batch
+
+    batch, rng = program_of_batch(program, step).example_batch(step), np.random.default_rng(step)
     if program.config.task.name == "masked_patches":
         batch["image"] = few_colours()[:16]
     if "masked" in batch:

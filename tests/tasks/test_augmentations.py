@@ -199,7 +199,7 @@ if __name__ == "__main__":
             data = config.data.replace(num_workers=workers)
             spec = batch_spec(data, 8, range(8))
             options = {"seed": 1, "start_step": 0, "end_step": 2}
-            with train_batches(source, preprocessing, spec, **options) as feed:
+            with train_batches(source, lambda step: preprocessing, spec, **options) as feed:
                 batches.append({name: np.array(value) for name, value in next(feed).items()})
         for name, value in batches[0].items():
             np.testing.assert_array_equal(value, batches[1][name])

@@ -8,6 +8,7 @@ from task_runs import assert_resumes, program_of, run_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
 from vit_jax.rng import draw_index
+from vit_jax.train.feed import program_of_batch
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -44,7 +45,8 @@ def test_the_cost_of_an_image_is_the_mean_over_the_draws():
     only_evaluated = program_of(config(flexible={"probabilities": [0, 1]}))
     assert list(only_evaluated.trained) == ["p4"]
     assert only_evaluated.flops_per_image == cost["p4"]
-    assert {only_evaluated.at(batch).config.model.name for batch in range(20)} == {"ViT-Ti/4"}
+    drawn = [program_of_batch(only_evaluated, batch) for batch in range(20)]
+    assert {size.config.model.name for size in drawn} == {"ViT-Ti/4"}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def finished(digits_dir, tmp_path_factory):
 def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     folder, made, want = finished
     program = program_of(made)
-    sizes = [program.at(batch).config.model.name for batch in range(STEPS)]
+    sizes = [program_of_batch(program, batch).config.model.name for batch in range(STEPS)]
     assert set(sizes[5:]) == {"ViT-Ti/2", "ViT-Ti/4"}, "both sizes are drawn after the stop"
     assert_resumes(made, folder, want, tmp_path, monkeypatch, step=5)
 

@@ -9,9 +9,9 @@ from PIL import Image
 from task_runs import assert_resumes, program_of, run_mapping
 
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import cut_to, padded_to
 from vit_jax.data.sources.base import Example
 from vit_jax.errors import ConfigError
+from vit_jax.train.feed import program_of_batch
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -49,13 +49,10 @@ def test_a_wide_image_becomes_patches_that_keep_its_shape():
     np.testing.assert_array_equal(patches[:5], patches[10:15])  # Rows of the image are equal.
     assert (np.diff(patches[:5].mean(1)) > 0).all()
     short = program.variants["n4"].task.train_preprocessing
-    padded = padded_to(short, preprocessing.arrays)
-    again = padded.make_row(Example(file.getvalue(), 3, "one"), np.random.default_rng(0))
+    again = short.make_row(Example(file.getvalue(), 3, "one"), np.random.default_rng(0))
     assert tuple(np.asarray(again["grid"])) == (1, 2)
-    batch = {name: np.asarray(value)[None] for name, value in again.items()}
-    assert batch["patches"].shape == (1, 16, 12)
-    assert cut_to(batch, short)["patches"].shape == (1, 4, 12)
-    assert not batch["patches"][0, 2:].any()
+    assert np.shape(again["patches"]) == (4, 12)
+    assert not np.asarray(again["patches"])[2:].any()
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +66,8 @@ def finished(digits_dir, tmp_path_factory):
 def test_a_stopped_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch):
     folder, made, want = finished
     program = program_of(made)
-    lengths = [program.at(batch).config.data.sequence_length for batch in range(STEPS)]
-    assert set(lengths[4:]) == {4, 16}, "both lengths are drawn after the stop"
+    drawn = [program_of_batch(program, batch).config.data for batch in range(4, STEPS)]
+    assert {data.sequence_length for data in drawn} == {4, 16}  # After the stop.
     assert_resumes(made, folder, want, tmp_path, monkeypatch, step=4)
     assert want["eval/test@n4/examples"] == want["eval/test/examples"] == 360
     assert want["eval/test@n16/loss"] == want["eval/test/loss"] != want["eval/test@n4/loss"]

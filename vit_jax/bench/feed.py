@@ -41,7 +41,9 @@ def measure_feed(
     source = cached(source, data.cache_mb)
     if isinstance(source, DecodedSource):
         source.read(range(len(source)))  # Only the first epoch decodes.
-    batches = train_batches(source, preprocessing, spec, seed=0, start_step=0, end_step=10**6)
+    batches = train_batches(
+        source, lambda step: preprocessing, spec, seed=0, start_step=0, end_step=10**6
+    )
     with batches:
         for _ in range(2 + spec.prefetch):  # Batches that were prefetched before the clock starts.
             next(batches)

@@ -13,7 +13,6 @@ from flax import nnx
 
 from vit_jax.config.file import apply_override_texts
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import cut_to
 from vit_jax.errors import UserError
 from vit_jax.models.two_towers import named_options
 from vit_jax.parallel.mesh import make_mesh, to_devices
@@ -97,17 +96,16 @@ def synthetic_config(
 
 @dataclasses.dataclass
 class _Arrays:
-    """State and batch on the devices. The sizes of a run share them, to need memory only once."""
+    """The state on the devices. The sizes of a run share it, to need memory only once."""
 
     state: Any
-    batch: dict[str, jax.Array]
     frozen: tuple[Any, ...]
 
 
 class JaxStep:
     """The compiled training step of this package. The data of the config are not opened.
 
-    `shares` is the step of another size of the same run, whose arrays this one uses too.
+    `shares` is the step of another size of the same run, whose state this one uses too.
     `cache_use` says whether the step comes from the compilation cache.
     """
 
@@ -123,11 +121,10 @@ class JaxStep:
             self._compiled = program.compile()
         seconds = time.perf_counter() - begin
         if shares is None:
-            batch = to_devices(program.example_batch(), program.mesh)
-            self._arrays = _Arrays(program.init(), batch, program.load_frozen())
-            self._preprocessing = None
+            self._arrays = _Arrays(program.init(), program.load_frozen())
         else:
-            self._arrays, self._preprocessing = shares._arrays, program.task.train_preprocessing
+            self._arrays = shares._arrays
+        self._batch = to_devices(program.example_batch(), program.mesh)
         memory: Any = self._compiled.memory_analysis()
         peak_mb = None  # A step from the compilation cache may not know its memory.
         if memory is not None:
@@ -147,9 +144,7 @@ class JaxStep:
 
     def time(self, steps: int) -> float:
         """Runs steps, waits for the device, and returns the seconds per step."""
-        arrays, batch = self._arrays, self._arrays.batch
-        if self._preprocessing is not None:
-            batch = cut_to(batch, self._preprocessing)
+        arrays, batch = self._arrays, self._batch
         begin = time.perf_counter()
         metrics = {}
         for _ in range(steps):
@@ -166,7 +161,7 @@ class JaxStep:
         trace.finish(folder)
 
     def close(self) -> None:
-        self._arrays = _Arrays(None, {}, ())
+        self._arrays, self._batch = _Arrays(None, ()), {}
 
 
 def measure_interleaved(

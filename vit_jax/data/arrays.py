@@ -7,7 +7,6 @@ dtypes. Besides the task's arrays every batch has `mask`, which is False in padd
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -101,28 +100,6 @@ def labelled_patches(
         "label": ArraySpec((), np.int32),
     }
     return Preprocessing(arrays, make_row)
-
-
-def padded_to(preprocessing: Preprocessing, arrays: Mapping[str, ArraySpec]) -> Preprocessing:
-    """Returns a preprocessing whose arrays are padded with zeros to the larger shapes `arrays`."""
-
-    def make_row(example: Example, rng: np.random.Generator) -> dict[str, ArrayLike]:
-        padded = {}
-        for name, value in preprocessing.make_row(example, rng).items():
-            padded[name] = np.zeros(arrays[name].shape, arrays[name].dtype)
-            padded[name][tuple(map(slice, np.shape(value)))] = value
-        return padded
-
-    return Preprocessing(arrays, make_row)
-
-
-def cut_to(batch: Mapping[str, Any], preprocessing: Preprocessing) -> dict[str, Any]:
-    """Returns a batch without the padding of `padded_to`, as `preprocessing` makes its rows."""
-    cut = dict(batch)
-    for name, array in preprocessing.arrays.items():
-        if cut[name].shape[1:] != array.shape:
-            cut[name] = cut[name][:, : array.shape[0]]
-    return cut
 
 
 def batch_shapes(

@@ -1,5 +1,6 @@
 """Reuses the memory of batches, because new memory costs a page fault every 4 kB."""
 
+import collections
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,22 +20,26 @@ class BatchBuffers:
     this host's rows of a batch. Thread-safe.
     """
 
-    def __init__(self, arrays: Mapping[str, ArraySpec], rows: Sequence[int]):
-        self._specs = {
-            name: spec for name, spec in arrays.items() if spec.num_bytes * len(rows) >= _MIN_BYTES
-        }
+    def __init__(self, rows: Sequence[int]):
         self._rows = rows
-        self._arrays: dict[str, list[np.ndarray]] = {name: [] for name in self._specs}
+        self._arrays = collections.defaultdict[tuple[str, ArraySpec], list[np.ndarray]](list)
         self._filling: dict[int, dict[str, np.ndarray]] = {}
         self._lock = threading.Lock()
 
-    def part(self, step: int, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Returns name -> uninitialized memory for some of this host's rows, a slice of them."""
+    def part(
+        self, step: int, rows: Sequence[int], arrays: Mapping[str, ArraySpec]
+    ) -> dict[str, np.ndarray]:
+        """Returns name -> uninitialized memory for some of this host's rows, a slice of them.
+
+        `arrays` are those of the step's batch. Small ones are left out.
+        """
         with self._lock:
             batch = self._filling.get(step)
             if batch is None:
                 batch = self._filling[step] = {
-                    name: self._unused_array(name) for name in self._specs
+                    name: self._unused_array(name, array)
+                    for name, array in arrays.items()
+                    if array.num_bytes * len(self._rows) >= _MIN_BYTES
                 }
         start = self._rows.index(rows[0])
         places = slice(start, start + len(rows))
@@ -45,13 +50,13 @@ class BatchBuffers:
         with self._lock:
             return {name: array[:] for name, array in self._filling.pop(step).items()}
 
-    def _unused_array(self, name: str) -> np.ndarray:
-        for array, references in _with_references(self._arrays[name]):
+    def _unused_array(self, name: str, spec: ArraySpec) -> np.ndarray:
+        arrays = self._arrays[name, spec]
+        for array, references in _with_references(arrays):
             if references == _UNUSED:
                 return array
-        spec = self._specs[name]
         array = np.empty((len(self._rows), *spec.shape), spec.dtype)
-        self._arrays[name].append(array)
+        arrays.append(array)
         return array
 
 

@@ -23,7 +23,7 @@ from vit_jax.data.order import ExampleOrder
 from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.base import is_remote, read_ahead
 from vit_jax.errors import DataError, UnreachableError
-from vit_jax.rng import draw_index, generator
+from vit_jax.rng import generator
 from vit_jax.warning_signals import WARNING_SIGNALS, can_handle_signals
 
 # Rows that one thread loads at a time.
@@ -120,14 +120,12 @@ def on_device(batch: HostBatch) -> HostBatch:
 
 def train_batches(
     source: Source,
-    preprocessing: Preprocessing,
+    preprocessing_of: Callable[[int], Preprocessing],
     spec: BatchSpec,
     *,
     seed: int,
     start_step: int,
     end_step: int,
-    sizes: Sequence[Preprocessing] = (),
-    shares: Sequence[float] = (),
 ) -> Feed:
     """Returns this host's rows of the batches of steps start_step to end_step - 1.
 
@@ -137,12 +135,10 @@ def train_batches(
     another order, see `repeated_places`. So the batch of a step is the same after a resume, with
     any number of threads and processes, and when several hosts load parts of it.
 
-    With `sizes`, each step draws one of them, with the
-    probabilities `shares`, in place of `preprocessing`, which must have their arrays. A DataError
-    names the example that cannot be used.
+    `preprocessing_of` returns the preprocessing of a step. A DataError names the example that
+    cannot be used.
     """
     find = ExampleOrder(len(source), seed)
-    loaders = [_RowLoader(source, one, spec) for one in (sizes or (preprocessing,))]
 
     def positions(step: int, chunk: Sequence[int]) -> list[int]:
         return [step * spec.global_batch_size + row for row in chunk]
@@ -155,10 +151,10 @@ def train_batches(
 
     def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
         places = positions(step, chunk)
-        rows = loaders[draw_index(seed, "size", step, shares) if sizes else 0]
+        rows = _RowLoader(source, preprocessing_of(step), spec)
         rows.load(indices(step, chunk), batch, lambda i: generator(seed, "augment", places[i]))
 
-    return _make_feed(load, indices, start_step, end_step, source, preprocessing, spec)
+    return _make_feed(load, indices, start_step, end_step, source, preprocessing_of, spec)
 
 
 def repeated_places(batch_size: int, repeats: int) -> list[int]:
@@ -187,7 +183,7 @@ def eval_batches(source: Source, preprocessing: Preprocessing, spec: BatchSpec) 
         rows.load(indices(step, chunk), batch, lambda i: generator(0, "eval", 0))
         batch["mask"] &= batch["skipped"] < 0
 
-    return _make_feed(load, indices, 0, steps, source, preprocessing, spec)
+    return _make_feed(load, indices, 0, steps, source, lambda step: preprocessing, spec)
 
 
 def reader_counts(spec: BatchSpec, *, in_memory: bool = False) -> tuple[int, int]:
@@ -214,13 +210,12 @@ def _make_feed(
     start: int,
     end: int,
     source: Source,
-    preprocessing: Preprocessing,
+    preprocessing_of: Callable[[int], Preprocessing],
     spec: BatchSpec,
 ) -> Feed:
     """Fills the chunks of steps start to end - 1 in the background and joins them into batches."""
     workers, threads = reader_counts(spec, in_memory=isinstance(source, DecodedSource))
     chunks = spec.chunks()
-    arrays = {**preprocessing.arrays, **_LOADER_ARRAYS}
     announce = None
     if is_remote(source):
 
@@ -235,13 +230,14 @@ def _make_feed(
             ahead=max(spec.prefetch * len(chunks), _MIN_CHUNKS_AHEAD) // max(workers, 1),
         )
     # Chunks from another process are copied in any case.
-    buffers = None if workers else BatchBuffers(arrays, spec.rows)
+    buffers = None if workers else BatchBuffers(spec.rows)
 
     def load_chunk(number: int) -> tuple[int, HostBatch]:
         step, rows = start + number // len(chunks), chunks[number % len(chunks)]
         if announce is not None:
             announce(number)
-        batch = {} if buffers is None else buffers.part(step, rows)
+        arrays = {**preprocessing_of(step).arrays, **_LOADER_ARRAYS}
+        batch = {} if buffers is None else buffers.part(step, rows, arrays)
         for name, array in arrays.items():
             if name not in batch:
                 batch[name] = np.empty((len(rows), *array.shape), array.dtype)
@@ -252,7 +248,7 @@ def _make_feed(
         whole = {} if buffers is None else buffers.whole(parts[0][0])
         copied = {
             name: np.concatenate([part[name] for _, part in parts])
-            for name in arrays
+            for name in parts[0][1]
             if name not in whole
         }
         return {**copied, **whole}

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import cut_to
-from vit_jax.data.loader import on_device
 from vit_jax.data.suspicious import training_warnings
-from vit_jax.parallel.mesh import to_devices
 from vit_jax.parallel.processes import barrier, on_first_host
 from vit_jax.rng import usual_numbers
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.train.evaluations import Evaluations
+from vit_jax.train.feed import TrainingFeed
 from vit_jax.train.inputs import RunInputs, open_inputs
 from vit_jax.train.profile import Profile
 from vit_jax.train.program import Program
@@ -131,23 +129,20 @@ def _run_steps(
     session: Session, step_log: StepLog, evaluations: Evaluations, saves: Saves
 ) -> tuple[int, TrainState]:
     """Runs the remaining training steps; returns the last step and the state after it."""
-    mesh, step, state = session.program.mesh, session.start.step, session.start.state
+    step, state = session.start.step, session.start.state
     profile = Profile(session, step_log.paused)
     with session.account.part("compile"):
         step_log.compile_steps()
         # Gloo fails if processes reach the first collective more than 30 s apart.
         barrier("compile the training step")
-    with session.account.part("steps"), session.open_feed(step) as feed:
+    with session.account.part("steps"), TrainingFeed(session) as feed:
         step_log.restart_clock()
         while not session.is_last(step):
-            program = session.program.at(step)
-            with step_log.waiting():
-                host_batch = next(feed)
-            sized = cut_to(on_device(host_batch), program.task.train_preprocessing)
-            batch = to_devices(sized, mesh)
-            state, metrics = program.compiled(state, batch, *session.frozen)
             step += 1
-            step_log.add(step, metrics, host_batch)
+            with step_log.waiting():
+                program, batch = next(feed)
+            state, metrics = program.compiled(state, batch, *session.frozen)
+            step_log.add(step, metrics, len(feed.skipped))
 
             # Evaluated before it is saved, because the best weights so far are always saved.
             if evaluations.is_due(step) and not session.stop_requested():

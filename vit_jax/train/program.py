@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.flexible import variants
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import Preprocessing, batch_shapes, padded_to
+from vit_jax.data.arrays import batch_shapes
 from vit_jax.data.sources import Source
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
@@ -28,7 +28,7 @@ from vit_jax.models.initial_values import redraw
 from vit_jax.models.options import AUTO
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size, platform_of
-from vit_jax.rng import draw_index, stream
+from vit_jax.rng import stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.schedules import build_schedule, build_weight_decay
@@ -63,13 +63,6 @@ class Program:
     # Programs of the same parameters at other patch sizes; empty: the run has one size.
     variants: Mapping[str, "Program"] = dataclasses.field(default_factory=dict)
 
-    def at(self, batch: int) -> "Program":
-        """Returns the variant that is drawn for a training batch."""
-        if not self.variants:
-            return self
-        shares = self.config.flexible.shares
-        return list(self.variants.values())[draw_index(self.config.seed, "size", batch, shares)]
-
     @property
     def trained(self) -> dict[str, tuple[float, "Program"]]:
         """The programs that train: name -> (probability, program). A run with one size has one."""
@@ -84,13 +77,6 @@ class Program:
             Variant(name, program.eval_step, program.task.eval_preprocessing)
             for name, program in self.variants.items()
         )
-
-    @property
-    def padded_preprocessing(self) -> list[Preprocessing]:
-        """The preprocessing of each variant, with arrays of this program's shapes."""
-        arrays = self.task.train_preprocessing.arrays
-        found = [p.task.train_preprocessing for p in self.variants.values()]
-        return [padded_to(one, arrays) for one in found if self.config.data.sequence_length]
 
     @property
     def platform(self) -> str:

@@ -10,8 +10,6 @@ from typing import Any
 import jax
 
 from vit_jax.config.run import Config
-from vit_jax.data.cache import cached
-from vit_jax.data.loader import Feed, batch_spec, train_batches
 from vit_jax.data.sources import Source
 from vit_jax.parallel.mesh import host_rows
 from vit_jax.parallel.processes import StopAgreement
@@ -54,22 +52,6 @@ class Session:
 
     def is_last(self, step: int) -> bool:
         return step == self.program.total_steps or self.early_stopping.should_stop
-
-    def open_feed(self, step: int) -> Feed:
-        """Returns this host's rows of the batches after `step`, loaded in the background."""
-        data = self.config.data
-        return train_batches(
-            cached(self.source, data.cache_mb),
-            self.program.task.train_preprocessing,
-            batch_spec(
-                data, data.global_batch_size, host_rows(self.program.mesh, data.global_batch_size)
-            ),
-            seed=self.config.seed,
-            start_step=step,
-            end_step=self.program.total_steps,
-            sizes=self.program.padded_preprocessing,
-            shares=self.config.flexible.shares,
-        )
 
     def result(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of result.json after the last step."""

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 
-from vit_jax.errors import DataError, DivergenceError
+from vit_jax.errors import DivergenceError
 from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.train.session import Session
 from vit_jax.train.step_choice import check_step
@@ -22,8 +21,6 @@ log = logging.getLogger(__name__)
 _STEPS_IN_FLIGHT = 2
 # A run has diverged if one of these is not finite. The update norm covers the new parameters.
 _FINITE = ("train/loss", "train/gradient_norm", "train/update_norm")
-# Bad examples that are logged.
-_MAX_SHOWN = 20
 
 
 class StepLog:
@@ -35,7 +32,7 @@ class StepLog:
         batch_size = session.config.data.global_batch_size
         self._telemetry = Telemetry(batch_size, session.program.flops_per_image)
         self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
-        self._skipped: set[int] = set()
+        self._skipped = 0
         self._compile_time_s = 0.0
 
     def compile_steps(self) -> None:
@@ -60,7 +57,7 @@ class StepLog:
     @property
     def figures(self) -> dict[str, int]:
         """What result.json holds of the data: the number of bad examples, if there are any."""
-        return {"skipped_examples": len(self._skipped)} if self._skipped else {}
+        return {"skipped_examples": self._skipped} if self._skipped else {}
 
     def restart_clock(self) -> None:
         """Starts a new measurement of speed."""
@@ -78,19 +75,16 @@ class StepLog:
         if idle_since is not None or not self._clock.is_started:
             self._session.account.move(end - max(begin, idle_since or begin), "data")
 
-    def add(
-        self, step: int, metrics: dict[str, jax.Array], host_batch: dict[str, np.ndarray]
-    ) -> None:
+    def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
         """Queues the metrics of a step that was dispatched, and reads those of earlier steps.
 
         Args:
             step: number of updates made.
             metrics: f32 scalars, which may not be computed yet.
-            host_batch: this host's rows of the batch.
+            skipped: number of this host's bad examples so far.
         """
         self._clock.watch_step(metrics["train/loss"])
-        self._note_skipped(host_batch["skipped"])
-        self._session.examples.write(step, host_batch["index"])
+        self._skipped = skipped
         self._pending.append((step, metrics))
         # The first step is shown at once: the next ones may take long.
         is_first = step == self._session.start.step + 1
@@ -122,23 +116,9 @@ class StepLog:
         values |= {f"seconds/{part}": s for part, s in self._session.account.seconds().items()}
         values["train/compile_time_s"] = self._compile_time_s
         if self._session.config.data.on_bad_example == "skip":
-            values["train/skipped_examples"] = len(self._skipped)
+            values["train/skipped_examples"] = self._skipped
         self._session.metrics.write(step, values)
         self._session.progress.show_step(step, values)
-
-    def _note_skipped(self, skipped: np.ndarray) -> None:
-        """Logs each bad example of this host once; `skipped` has -1 where there is none."""
-        for index in sorted(set(skipped[skipped >= 0].tolist()) - self._skipped):
-            self._skipped.add(index)
-            if len(self._skipped) > _MAX_SHOWN:
-                continue
-            source = self._session.source
-            try:
-                what = f"example {source[index].id} of {source.name}"
-            except DataError as error:
-                what = error.got
-            more = "; further ones are not shown" if len(self._skipped) == _MAX_SHOWN else ""
-            log.warning("skipped because it cannot be used: %s%s", what, more)
 
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
         session = self._session
