@@ -32,6 +32,12 @@ def test_help_of_a_command_shows_how_to_call_it(capsys, command):
     assert f"usage: python -m vit_jax {command} [-h]" in capsys.readouterr().out
 
 
+def test_commands_compute_with_32_bits_whatever_the_environment_says(monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")  # JAX reads it when it is imported, which is later.
+    assert main(["--help"]) == 0
+    assert "JAX_ENABLE_X64" not in os.environ
+
+
 def test_an_unknown_command_is_named_with_the_nearest(capsys):
     known = ", ".join(COMMANDS)
     expected = f"error: unknown command 'evaluate'; expected one of {known}; did you mean 'eval'?"

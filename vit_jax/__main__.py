@@ -19,6 +19,7 @@ import errno
 import importlib
 import importlib.metadata
 import logging
+import os
 import platform
 import re
 import sys
@@ -56,6 +57,8 @@ _DISK_ERRORS = (
     errno.ENAMETOOLONG,
     errno.ELOOP,
 )
+# JAX would draw or compute other numbers: see `rng.usual_numbers`.
+_OTHER_NUMBERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
 # What XLA says when a device has too little memory.
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")
 
@@ -111,6 +114,8 @@ def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     debug = "--debug" in argv
     _set_up_logging(debug)
+    for variable in _OTHER_NUMBERS:
+        os.environ.pop(variable, None)
     try:
         code = _dispatch([a for a in argv if a != "--debug"], began_s)
         if sys.stdout is not None:

@@ -14,7 +14,7 @@ _REPLACED_SEED = np.random.SeedSequence(0)
 
 @contextlib.contextmanager
 def usual_numbers() -> Iterator[None]:
-    """JAX draws the same numbers here, whatever its settings or the variables JAX_... say."""
+    """JAX draws the same numbers here, of 32 bits, whatever its settings or variables are."""
     with (
         jax.enable_x64(False),
         jax.default_prng_impl("threefry2x32"),

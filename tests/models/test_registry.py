@@ -2,6 +2,7 @@ import functools
 import math
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -90,6 +91,17 @@ def abstract(name, num_classes=3, **options):
     return nnx.eval_shape(
         lambda: vit_jax.create_model(name, num_classes=num_classes, image_size=size, **options)
     )
+
+
+@pytest.mark.parametrize("name", ["ViT-Micro/4", "R+ViT-Micro/4", "Mixer-S/16"])
+def test_models_have_the_same_parameters_where_jax_has_64_bits(name):
+    def parameters():
+        return nnx.to_pure_dict(nnx.state(vit_jax.create_model(name, num_classes=3)))
+
+    usual = parameters()
+    with jax.enable_x64(True):
+        found = parameters()
+    jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), found, usual)
 
 
 def test_the_table_covers_every_image_model():

@@ -16,6 +16,7 @@ from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_f
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
+from vit_jax.rng import usual_numbers
 from vit_jax.synonyms import advice, meant_name
 
 FAMILIES: tuple[Family, ...] = (*IMAGE_FAMILIES, TWO_TOWERS)
@@ -89,6 +90,7 @@ def model_shape(options: ModelConfig) -> Any:
     return family_of(options.name).shape(options)
 
 
+@usual_numbers()
 def build_model(
     options: ModelConfig,
     *,
