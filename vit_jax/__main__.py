@@ -193,6 +193,7 @@ def _dispatch(argv: list[str], began_s: float) -> int:
         if recipe is None or not re.search("required: --(config|sweep)", error.got):
             raise
         raise _unknown_argument(recipe, command, prefix) from None
+    _check_given_once(command, argv[1:])
     args.began_s = began_s
     rest = [a.replace("\0", " ") for a in rest]
     overrides = [a.removeprefix(prefix) for a in rest if a.startswith(prefix)]
@@ -209,6 +210,15 @@ def _versions() -> str:
     """Returns the version of this package, and those of Python and JAX."""
     packages = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax")]
     return f"vit_jax {__version__} (Python {platform.python_version()}, {', '.join(packages)})"
+
+
+def _check_given_once(command: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Raises ConfigError for an option that takes one value and is given two different ones."""
+    for action in command._actions:
+        given = {a for a in arguments if a.partition("=")[0] in action.option_strings and "=" in a}
+        if isinstance(action, argparse._StoreAction) and len(given) > 1:
+            words = " and ".join(sorted(given, key=arguments.index))
+            raise ConfigError(f"two values: {words}", "one", "leave one of them out")
 
 
 def _unknown_argument(text: str, command: argparse.ArgumentParser, prefix: str) -> ConfigError:
