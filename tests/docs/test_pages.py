@@ -75,6 +75,8 @@ CAPTURED = {"attention_weights", "pre_logits"}
 # What each Python example leaves behind: (page, number of the block) -> check.
 RESULTS = {
     ("README.md", 0): lambda names: names["logits"].shape == (2, 37),
+    ("docs/explanation/how-a-vit-works.md", 0): lambda names: callable(names["SmallViT"]),
+    ("docs/explanation/how-a-vit-works.md", 1): lambda names: names["difference"] < 1e-6,
     ("docs/how-to/analyze.md", 0): lambda names: (
         names["found"].mean.shape == (12, 3) and names["found"].uniform > 0
     ),
@@ -110,6 +112,8 @@ EXAMPLES = {
     for page, text in PAGES.items()
     for index, code in enumerate(blocks("python", text))
 }
+# The block that a block continues.
+CONTINUED = {("docs/explanation/how-a-vit-works.md", 1): ("docs/explanation/how-a-vit-works.md", 0)}
 
 
 def test_every_python_example_has_a_check():
@@ -125,7 +129,8 @@ def test_the_tutorial_prints_the_sweep_that_it_runs():
 def test_the_python_examples_run_and_give_what_they_say(example, folder_with_files, monkeypatch):
     monkeypatch.chdir(folder_with_files)
     names = {}
-    code = compile(EXAMPLES[example], " block ".join(map(str, example)), "exec")
+    before = EXAMPLES[CONTINUED[example]] if example in CONTINUED else ""
+    code = compile(before + EXAMPLES[example], " block ".join(map(str, example)), "exec")
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(code, names)  # As users have it.
     assert RESULTS[example](names)
