@@ -2,6 +2,7 @@
 
 import pytest
 from plan.test_estimate import CHIP, SIZES, config
+from rich.console import Console
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
@@ -15,6 +16,7 @@ from vit_jax.plan.search import (
     placements,
     search,
 )
+from vit_jax.plan.show import expected_mfu, row, show_plan
 from vit_jax.train.chips import Work
 from vit_jax.train.step_choice import StepChoice
 
@@ -138,3 +140,20 @@ def test_meshes_are_read_or_refused():
     for wrong in ("16", "16,1", "0,1,1", "a,1,1", ""):
         with pytest.raises(ConfigError, match="data,fsdp,tensor for each mesh"):
             parse_meshes(wrong)
+
+
+def test_a_price_gives_the_dollars_of_a_run(capsys):
+    """10 steps of 1,200 images at 3 FLOPs on a chip with 1 FLOP/s: 10 hours of one chip."""
+    run = config()
+    data, model = run.data.replace(global_batch_size=1200), run.model.replace(remat="none")
+    plan = toy(run.replace(data=data, model=model, mesh=MeshConfig(data=1)))
+    mfu, origin = expected_mfu(plan, None)
+    assert (mfu, origin) == (0.43, "as ViT-B/16 on one H200")  # The toy chip is no TPU.
+    figures = row(plan, "toy", "toy", mfu, price=2.0)
+    assert (figures["chip_hours_at_least"], figures["dollars_at_least"]) == (10, 20)
+    assert figures["dollars_at_assumed_mfu"] == pytest.approx(20 / 0.43, abs=0.1)
+    assert "dollars_at_least" not in row(plan, "toy", "toy", mfu)
+    assert expected_mfu(plan, 0.5) == (0.5, "assumed, --mfu")
+    show_plan(plan, Console(width=120), (mfu, origin), 2.0)
+    (best,) = [line.split() for line in capsys.readouterr().out.splitlines() if "overlaps" in line]
+    assert best[2:7] == ["0", "10.0", "h", "10.00", "20.00"]

@@ -111,4 +111,7 @@ def _train(
             draw_curves(workdir)
         draw_confusions(workdir)
         print_summary(f"finished: {workdir}", result)
+        if picture.exists():
+            print(f"curves: {picture}")
+        print(f"next: python -m vit_jax report {workdir}")
     return 0

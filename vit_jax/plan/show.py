@@ -34,8 +34,22 @@ _DCN_NOTE = (
 _UNKNOWN = "unknown"
 
 
-def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
-    """Prints a plan. `assumed_mfu` is for the last estimate of the whole run."""
+def expected_mfu(plan: Plan, given: float | None) -> tuple[float, str]:
+    """Returns the MFU of the last estimate of a run, and where it comes from.
+
+    That of GPUs was measured with ViT-B/16 on one H200: experiments/speed/README.md.
+    """
+    if given is not None:
+        return given, "assumed, --mfu"
+    if plan.chip.peak_flops is not None and plan.chip.pod_chips is None:
+        return 0.43, "as ViT-B/16 on one H200"
+    return 0.4, "assumed, --mfu"
+
+
+def show_plan(
+    plan: Plan, console: Console, expected: tuple[float, str], price: float | None = None
+) -> None:
+    """Prints a plan, with the `expected` MFU, and dollars for a price of one chip and hour."""
     _print(console, _title(plan), "bold")
     _print(console, _subtitle(plan))
     _print(console, f"step: {plan.choice}")
@@ -43,7 +57,7 @@ def show_plan(plan: Plan, console: Console, assumed_mfu: float) -> None:
     console.print(_step_table(plan))
     if plan.collectives:
         console.print(_collective_table(plan))
-    console.print(_run_table(plan, assumed_mfu))
+    console.print(_run_table(plan, expected, price))
     _print(console, _fit_message(plan), "bold green" if plan.fits else "bold red")
     for note in _notes(plan):
         _print(console, note, "dim")
@@ -140,10 +154,10 @@ def _collective_table(plan: Plan) -> Table:
     return table
 
 
-def _run_table(plan: Plan, assumed_mfu: float) -> Table:
+def _run_table(plan: Plan, expected: tuple[float, str], price: float | None) -> Table:
     table = plain_table(
         f"whole run, {plan.total_steps:,} steps",
-        right=("images/s", "time", "chip-hours"),
+        right=("images/s", "time", "chip-hours", *(("dollars",) if price else ())),
         left=f"{_epochs(plan):,.4g} epochs",
     )
     bound = plan.roofline
@@ -151,9 +165,10 @@ def _run_table(plan: Plan, assumed_mfu: float) -> Table:
         ("best case", bound.overlapped_s, "everything overlaps"),
         ("no overlap", bound.in_turn_s, ""),
     ]
-    at_mfu = bound.seconds_at_mfu(assumed_mfu)
+    mfu, origin = expected
+    at_mfu = bound.seconds_at_mfu(mfu)
     if at_mfu is not None:
-        rows.append((f"if it reaches MFU {assumed_mfu:.0%}", at_mfu, "assumed, --mfu"))
+        rows.append((f"if it reaches MFU {mfu:.0%}", at_mfu, origin))
     for name, seconds, note in rows:
         if seconds:
             hours = plan.total_steps * seconds / 3600
@@ -163,10 +178,11 @@ def _run_table(plan: Plan, assumed_mfu: float) -> Table:
                 f"{rate:,.0f}",
                 _format_hours(hours),
                 _format_count(hours * plan.devices),
+                *((_format_count(hours * plan.devices * price),) if price else ()),
                 note,
             )
         elif name:
-            table.add_row(name, _UNKNOWN, _UNKNOWN, _UNKNOWN, "")
+            table.add_row(name, *(_UNKNOWN,) * (4 if price else 3), "")
     return table
 
 
@@ -284,8 +300,10 @@ def _flops_per_image(plan: Plan) -> float:
     return plan.work.model_flops * plan.devices / plan.config.data.global_batch_size
 
 
-def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str, Any]:
-    """Returns the figures of a plan by name, for JSON and CSV."""
+def row(
+    plan: Plan, recipe: str, topology: str, mfu: float, price: float | None = None
+) -> dict[str, Any]:
+    """Returns the figures of a plan by name, for JSON and CSV, with an expected MFU."""
     config, memory, bound = plan.config, plan.memory, plan.roofline
     compiled = plan.compiled
 
@@ -297,8 +315,8 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
 
     overlapped = bound.overlapped_s if compiled else None
     in_turn = bound.in_turn_s if compiled else None
-    mfu = bound.mfu(overlapped)
-    return {
+    at_most = bound.mfu(overlapped)
+    figures = {
         "recipe": recipe,
         "topology": topology,
         "model": config.model.name,
@@ -322,15 +340,21 @@ def row(plan: Plan, recipe: str, topology: str, assumed_mfu: float) -> dict[str,
         "limited_by": bound.limited_by if compiled else None,
         "step_ms_overlapped": None if overlapped is None else round(overlapped * 1e3, 2),
         "step_ms_in_turn": None if in_turn is None else round(in_turn * 1e3, 2),
-        "mfu_at_most": None if mfu is None else round(mfu, 4),
+        "mfu_at_most": None if at_most is None else round(at_most, 4),
         "total_steps": plan.total_steps,
         "chip_hours_at_least": hours(overlapped),
-        "assumed_mfu": assumed_mfu,
-        "chip_hours_at_assumed_mfu": hours(bound.seconds_at_mfu(assumed_mfu)),
+        "assumed_mfu": mfu,
+        "chip_hours_at_assumed_mfu": hours(bound.seconds_at_mfu(mfu)),
         "compile_s": round(plan.compile_s, 1),
         "slices": plan.slices,
         "dcn_gb": _in_giga(plan.work.dcn_bytes),
     }
+    if price:
+        figures["price_of_chip_hour"] = price
+        for name in ("at_least", "at_assumed_mfu"):
+            found = figures[f"chip_hours_{name}"]
+            figures[f"dollars_{name}"] = found and round(found * price, 2)
+    return figures
 
 
 def _in_giga(amount: float | None) -> float | None:

@@ -187,7 +187,7 @@ def print_summary(title: str, result: dict[str, Any]) -> None:
         if name != "seconds":
             table.add_row(name, _format(value))
     Console().print(table)
-    if "seconds" in result:  # Older versions did not write them.
+    if "seconds" in result:
         _print_seconds(result["seconds"])
 
 
