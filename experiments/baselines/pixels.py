@@ -17,7 +17,7 @@ from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.evaluation.features import Features
-from vit_jax.evaluation.methods import Splits, measure
+from vit_jax.evaluation.methods import Splits, run_methods
 
 NAME, BLOCKS = "BlockMeans-8", 8
 PHOTOS = ("clothing_small", "sign_language_digits")
@@ -43,7 +43,7 @@ def score(dataset: str, size: int, train: str, config: FewshotConfig) -> dict[st
         images = np.stack([transform(example.image, unused) for example in examples])
         labels = np.array([example.label for example in examples], np.int32)
         splits.append(Features(block_means(images), labels))
-    return measure(Splits(*splits, None, source.class_names, dataset), config, dataset)[0]
+    return run_methods(Splits(*splits, None, source.class_names, dataset), config, dataset)[0]
 
 
 def write(runs: Path, name: str, result: dict[str, Any], **labels: str) -> None:

@@ -22,7 +22,12 @@ from vit_jax.data.benchmarks import (
 )
 from vit_jax.data.preprocess import preprocess_of
 from vit_jax.errors import DataError
-from vit_jax.evaluation.classification import benchmark_outputs, example_outputs
+from vit_jax.evaluation.classification import (
+    benchmark_predictions,
+    example_outputs,
+    prediction_metrics,
+    predictions_of,
+)
 from vit_jax.interop.save import save
 from vit_jax.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 
@@ -36,14 +41,16 @@ def test_accuracy_with_several_labels_by_hand():
     sets = [{0}, {1, 6}, {5, 6}, set(), {0, 1, 2, 3, 4, 5, 6}]
     right = jnp.asarray([[c in s for c in range(7)] for s in sets])
     mask = jnp.asarray([True] * 4 + [False])
-    found = benchmark_outputs(logits, right, jnp.ones((5, 7), bool), mask)
+    predictions = benchmark_predictions(logits, right, jnp.ones((5, 7), bool), mask)
+    found = example_outputs(predictions, prediction_metrics(7))
     # The fourth image has no label and the fifth is padding: neither counts.
-    assert (found["examples"], found["top1"], found["top5"]) == (3, 1, 2)
+    sums = [found[f"accuracy_top{k}"]["sum"] for k in (1, 5)]
+    assert (found["examples"], sums) == (3, [1, 2])
     assert found["correct"].tolist()[:3] == [True, False, False]
     assert found["mask"].tolist() == [True, True, True, False, False]
     p = np.asarray(jax.nn.softmax(logits[0]))
     want = -np.log([p[0], p[1] + p[6], p[5] + p[6]]).sum()
-    assert float(found["loss"]) == pytest.approx(want, rel=1e-5)
+    assert float(found["loss"]["sum"]) == pytest.approx(want, rel=1e-5)
 
 
 def test_one_label_is_ordinary_classification():
@@ -52,11 +59,10 @@ def test_one_label_is_ordinary_classification():
     labels = jnp.asarray(rng.integers(0, 8, 20), jnp.int32)
     mask = jnp.asarray(rng.random(20) < 0.7)
     right = labels[:, None] == jnp.arange(8)[None]
-    found = benchmark_outputs(logits, right, jnp.ones((20, 8), bool), mask)
-    want = example_outputs(logits, labels, mask, SoftmaxCrossEntropy())
-    assert found.keys() == want.keys()
-    for name, value in want.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5)
+    found = benchmark_predictions(logits, right, jnp.ones((20, 8), bool), mask)
+    want = predictions_of(logits, labels, mask, SoftmaxCrossEntropy())
+    for name, value in vars(want).items():
+        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-5)
 
 
 def test_the_lists_of_classes_are_the_published_ones():

@@ -8,23 +8,36 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, roc_auc_score
 
-from vit_jax.evaluation.by_class import NO_CLASS, ByClass, class_outputs
+from vit_jax.evaluation.by_class import NO_CLASS, ByClass, confusion_counts
+from vit_jax.evaluation.classification import (
+    PredictionTotals,
+    example_outputs,
+    prediction_metrics,
+    predictions_of,
+)
 from vit_jax.report.confusion import draw_confusions
 
 
 def collected(logits, labels, size, names=()):
-    """Adds up batches of `size`; the last one is padded with masked rows."""
+    """Adds up batches of `size`; the last one is padded with masked rows.
+
+    Returns the confusion matrix and the metrics.
+    """
     by_class = ByClass(names, logits.shape[1])
+    metrics = prediction_metrics(logits.shape[1], by_class=True)
+    totals = PredictionTotals(metrics, by_class)
     for start in range(0, len(labels), size):
         own = slice(start, start + size)
         missing = size - len(labels[own])
-        batch = class_outputs(
+        predictions = predictions_of(
             jnp.pad(jnp.asarray(logits[own]), ((0, missing), (0, 0)), constant_values=3),
             jnp.pad(jnp.asarray(labels[own]), (0, missing)),
             jnp.arange(size) < size - missing,
+            lambda logits, labels: jnp.zeros(len(labels)),
         )
-        by_class.add(jax.device_get(batch))
-    return by_class
+        outputs = example_outputs(predictions, metrics)
+        totals.add(jax.device_get({**outputs, "confusion": confusion_counts(predictions)}))
+    return by_class, totals.metrics()
 
 
 def drawn(num_classes, count=101):
@@ -39,12 +52,11 @@ def drawn(num_classes, count=101):
 @pytest.mark.parametrize("size", [7, 128])
 def test_figures_equal_those_of_scikit_learn(size):
     logits, labels = drawn(5)
-    found = collected(logits, labels, size, "abcde")
+    found, figures = collected(logits, labels, size, "abcde")
     predicted = logits.argmax(axis=1)
     wanted = confusion_matrix(labels, predicted, labels=range(5))
     np.testing.assert_array_equal(found.confusion[:, :5], wanted)
     assert not found.confusion[:, 5].any()
-    figures = found.metrics()
     assert figures["accuracy_per_class_mean"] == pytest.approx(
         balanced_accuracy_score(labels, predicted), abs=1e-12
     )
@@ -55,9 +67,8 @@ def test_figures_equal_those_of_scikit_learn(size):
 def test_classes_without_examples_are_listed_and_not_in_the_mean():
     logits, labels = drawn(5)
     kept = np.isin(labels, (1, 4))
-    found = collected(logits[kept], labels[kept], 16, "abcde")
+    found, figures = collected(logits[kept], labels[kept], 16, "abcde")
     assert found.absent() == ["a", "c", "d"]
-    figures = found.metrics()
     assert [k for k in figures if "class/" in k] == ["accuracy_class/b", "accuracy_class/e"]
     mean = (figures["accuracy_class/b"] + figures["accuracy_class/e"]) / 2
     assert figures["accuracy_per_class_mean"] == pytest.approx(mean, abs=1e-12)
@@ -66,17 +77,17 @@ def test_classes_without_examples_are_listed_and_not_in_the_mean():
 def test_the_area_under_the_roc_curve_of_two_classes():
     logits, labels = drawn(2)
     logits[:10] = 0  # Ties.
-    area = collected(logits, labels, 7).metrics()["roc_auc"]
+    area = collected(logits, labels, 7)[1]["roc_auc"]
     assert area == roc_auc_score(labels, logits[:, 1] - logits[:, 0])
     assert 0.6 < area < 0.95
-    assert "roc_auc" not in collected(logits, 0 * labels, 101).metrics()
+    assert "roc_auc" not in collected(logits, 0 * labels, 101)[1]
 
 
 def test_a_nan_logit_is_wrong_and_a_class_without_examples_does_not_count():
     logits = np.array([[1, 0, 0], [0, np.nan, 0], [0, 0, 2]], np.float32)
-    found = collected(logits, np.array([0, 0, 2], np.int32), 3, ("x", "y", "x"))
+    found, figures = collected(logits, np.array([0, 0, 2], np.int32), 3, ("x", "y", "x"))
     np.testing.assert_array_equal(found.confusion, [[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0]])
-    assert found.metrics() == {
+    assert {name: value for name, value in figures.items() if "class" in name} == {
         "accuracy_per_class_mean": 0.75,
         "accuracy_class/x (0)": 0.5,
         "accuracy_class/x (2)": 1.0,
@@ -85,7 +96,7 @@ def test_a_nan_logit_is_wrong_and_a_class_without_examples_does_not_count():
 
 def test_the_table_and_the_picture(tmp_path):
     logits, labels = drawn(4)
-    found = collected(logits, labels, 50, ("a", "b, c", "d"))
+    found, _ = collected(logits, labels, 50, ("a", "b, c", "d"))
     table = tmp_path / "report" / "confusion-test.csv"
     found.write(table)
     with table.open(newline="") as file:
@@ -94,7 +105,7 @@ def test_the_table_and_the_picture(tmp_path):
     wanted = confusion_matrix(labels, logits.argmax(axis=1))
     assert rows[2] == ["b, c", *map(str, wanted[1])]
     logits[0] = np.nan
-    collected(logits, labels, 50).write(table)
+    collected(logits, labels, 50)[0].write(table)
     assert table.read_text().splitlines()[0].endswith(f",{NO_CLASS}")
     (picture,) = draw_confusions(tmp_path)
     assert picture == table.with_suffix(".png")

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 import pytest
-from evaluation.test_classification import Table, batch, run, table_batch
+from evaluation.test_classification import METRICS, Table, batch, run, table_batch
 
 from vit_jax.errors import FileError
 from vit_jax.evaluation.classification import PredictionTotals
@@ -24,7 +24,7 @@ def write(folder, correct, labels=(0, 0, 0, 0), mask=(1, 1, 1, 1)):
 
 
 def test_an_evaluation_keeps_which_examples_are_right(tmp_path):
-    totals = PredictionTotals()
+    totals = PredictionTotals(METRICS)
     batches = [table_batch([1, 2, 2, 1, 0]), batch(np.zeros((2, 2, 2, 3)), [1, 0], [True, False])]
     metrics = run(Table(np.array(LOGITS)), batches, totals=totals)
     totals.write(tmp_path, "test")

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +11,12 @@ from weight_files import random_weights
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import WeightsError
 from vit_jax.evaluation.features import (
+    FeatureTotals,
     build_feature_extractor,
-    extract,
     resample_params,
     shard_params,
 )
+from vit_jax.evaluation.loop import evaluate
 from vit_jax.interop.load import load
 from vit_jax.parallel.mesh import make_mesh
 
@@ -39,8 +41,6 @@ def batches(images, labels, size, *, skipped=()):
             "image": np.pad(images[own.start : own.stop], ((0, missing), (0, 0), (0, 0), (0, 0))),
             "label": np.pad(labels[own.start : own.stop], (0, missing)),
             "mask": np.array([i not in skipped for i in own] + [False] * missing),
-            "index": np.zeros(size, np.int64),
-            "skipped": np.full(size, -1),
         }
 
 
@@ -58,7 +58,10 @@ def frozen_features(
     )
     params = nnx.to_pure_dict(nnx.state(loaded.model))
     fitted = resample_params(shard_params(params, MeshConfig(), mesh), own, there, mesh)
-    return extract(there, fitted, batches(images, labels, size, **options), len(images), mesh)
+    totals = FeatureTotals(len(images))
+    step = functools.partial(there.step, fitted)
+    evaluate(step, batches(images, labels, size, **options), mesh, totals)
+    return totals.features()
 
 
 def by_the_model(model, images):
@@ -118,12 +121,3 @@ def test_features_that_overflow_are_an_error(tmp_path, mesh, data):
     loaded.model.norm.scale[...] = jnp.full_like(loaded.model.norm.scale[...], jnp.inf)
     with pytest.raises(WeightsError, match="features that are not finite"):
         frozen_features(loaded, *data, mesh)
-
-
-def test_a_stopped_extraction_returns_none(tmp_path, mesh, data):
-    loaded = random_weights(tmp_path / "model")
-    own = build_feature_extractor(loaded.options, loaded.image_size, "pre_logits", mesh)
-    params = nnx.to_pure_dict(nnx.state(loaded.model))
-    fitted = resample_params(params, own, own, mesh)
-    asked = iter([False, True])
-    assert extract(own, fitted, batches(*data, 4), COUNT, mesh, lambda: next(asked)) is None

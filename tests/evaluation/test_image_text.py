@@ -21,7 +21,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.tokenizers import load_tokenizer
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import ConfigError, DataError, FileError
-from vit_jax.evaluation.classification import PredictionTotals
+from vit_jax.evaluation.classification import PredictionTotals, prediction_metrics
 from vit_jax.evaluation.embeddings import EvaluatedImages
 from vit_jax.evaluation.prompts import published_templates, read_class_names, read_templates
 from vit_jax.evaluation.zeroshot import class_embeddings, evaluate_zero_shot
@@ -103,7 +103,7 @@ def test_the_embedding_of_a_class_is_the_mean_over_templates(tokenizer, mesh):
 
 
 def test_zero_shot_accuracy_by_hand(tokenizer, labelled, tmp_path):
-    totals = PredictionTotals(num_classes=3)
+    totals = PredictionTotals(prediction_metrics(3))
     names = labelled.source.class_names
     assert names == ("blue", "green", "red")
     model = Colours()

@@ -3,6 +3,7 @@
 Run as a program, this file prints what its tests look at.
 """
 
+import functools
 import json
 from typing import Any
 
@@ -136,7 +137,8 @@ def evaluated(mesh: dict[str, int], size: int) -> dict[str, float]:
         images = few_colours()[np.where(rows < 20, rows, 0)]
         batches.append({"image": images, "label": np.zeros(size, np.int32), "mask": rows < 20})
     totals = program.task.totals(())
-    return evaluate(program.eval_step, state.eval_params, batches, program.mesh, totals)
+    step = functools.partial(program.eval_step, state.eval_params)
+    return evaluate(step, batches, program.mesh, totals)
 
 
 if __name__ == "__main__":

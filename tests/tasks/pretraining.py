@@ -1,5 +1,6 @@
 """What the tests of tasks without labels share: fine-tuning, padded evaluation, pictures."""
 
+import functools
 import json
 
 import numpy as np
@@ -39,7 +40,8 @@ def evaluate_padded(program, params, images, order, size, padding):
         mask = np.arange(size) < len(rows)
         batches.append({"image": filled, "label": np.zeros(size, np.int32), "mask": mask})
     totals = program.task.totals(())
-    return evaluate(program.eval_step, params, batches, program.mesh, totals)
+    step = functools.partial(program.eval_step, params)
+    return evaluate(step, batches, program.mesh, totals)
 
 
 def tiles_of(rows):

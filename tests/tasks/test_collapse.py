@@ -4,11 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.tasks.collapse import (
-    DirectionTotals,
-    direction_sums,
-    feature_std,
-)
+from vit_jax.tasks.collapse import FeatureStd, direction_sums, feature_std
 
 
 def test_the_metric_is_the_deviation_of_directions_scaled_by_the_width():
@@ -22,13 +18,11 @@ def test_the_metric_is_the_deviation_of_directions_scaled_by_the_width():
 
 def test_a_split_has_the_metric_of_one_batch():
     features = np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
-    totals = DirectionTotals()
+    metric, totals = FeatureStd(), {}
     for start in (0, 8):
         rows = np.concatenate([features[start : start + 8], np.ones((8, 8), np.float32)])[:8]
         mask = np.arange(start, start + 8) < 12
         sums = direction_sums(jnp.asarray(rows), jnp.asarray(mask))
-        totals.add({name: np.asarray(value) for name, value in sums.items()})
-    found = totals.metrics()
-    assert found["examples"] == 12
+        totals = metric.add(totals, {name: np.asarray(value) for name, value in sums.items()})
     want = float(feature_std(jnp.asarray(features)))
-    assert found["feature_std"] == pytest.approx(want, rel=1e-5)
+    assert metric.value(totals) == pytest.approx(want, rel=1e-5)

@@ -1,48 +1,39 @@
-"""Metrics by class: confusion matrix, accuracies, area under the ROC curve."""
+"""The confusion matrix of a split, and the accuracy of each class."""
 
 import csv
 import io
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
 from vit_jax.data.class_names import with_spare_names
 from vit_jax.errors import FileError
+from vit_jax.evaluation.metrics import Predictions
 from vit_jax.storage.files import write_atomically
-
-log = logging.getLogger(__name__)
 
 NO_CLASS = "no class"
 """Column of a confusion matrix for examples with a NaN logit."""
 
 
-def class_outputs(
-    logits: Float[Array, "B C"], labels: Int[Array, " B"], mask: Bool[Array, " B"]
-) -> dict[str, Array]:
-    """Returns the outputs of a batch, for `ByClass` to add up.
+def confusion_counts(predictions: Predictions) -> Int[Array, "C C+1"]:
+    """Counts the examples of a batch by true and predicted class, for `ByClass` to add up.
 
-    "confusion" i32[C, C + 1] counts examples by true and predicted class; the last column is for
-    examples with a NaN logit. With two classes there is also "score" f32[B], the second logit minus
-    the first, with "label" and "mask".
+    The last column is for examples with a NaN logit.
     """
-    num_classes = logits.shape[1]
-    predicted = jnp.where(jnp.isnan(logits).any(axis=1), num_classes, jnp.argmax(logits, axis=1))
-    true = jax.nn.one_hot(labels, num_classes) * mask[:, None].astype(jnp.float32)
-    counts = jnp.einsum("bc,bd->cd", true, jax.nn.one_hot(predicted, num_classes + 1))
-    found: dict[str, Array] = {"confusion": counts.astype(jnp.int32)}
-    if num_classes == 2:
-        score = (logits[:, 1] - logits[:, 0]).astype(jnp.float32)
-        found |= {"score": score, "label": labels, "mask": mask}
-    return found
+    num_classes = predictions.num_classes
+    counted = predictions.mask[:, None].astype(jnp.float32)
+    true = jax.nn.one_hot(predictions.labels, num_classes) * counted
+    predicted = jax.nn.one_hot(predictions.classes, num_classes + 1)
+    return jnp.einsum("bc,bd->cd", true, predicted).astype(jnp.int32)
 
 
 class ByClass:
-    """Adds up metrics by class over the batches of a split.
+    """Adds up the confusion matrix of a split.
 
     Equal class names get a number, and so do classes without a name.
     """
@@ -53,46 +44,24 @@ class ByClass:
             f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names)
         ]
         self.confusion = np.zeros((num_classes, num_classes + 1), np.int64)
-        self._scores: list[np.ndarray] = []
-        self._labels: list[np.ndarray] = []
 
-    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
-        """Adds a batch of `class_outputs`."""
+    def add(self, outputs: Mapping[str, Any]) -> None:
+        """Adds a batch, whose "confusion" is `confusion_counts`."""
         self.confusion += outputs["confusion"]
-        if "score" in outputs:
-            mask = outputs["mask"]
-            self._scores.append(outputs["score"][mask])
-            self._labels.append(outputs["label"][mask])
 
     def absent(self) -> list[str]:
         counts = self.confusion.sum(axis=1)
         return [name for name, n in zip(self.names, counts, strict=True) if not n]
 
     def metrics(self) -> dict[str, float]:
-        """Returns accuracy_class/NAME of each class with examples, their mean, and roc_auc."""
+        """Returns accuracy_class/NAME of each class with examples."""
         examples = self.confusion.sum(axis=1)
         right = np.diagonal(self.confusion)
-        shares = {
-            name: int(r) / int(n)
+        return {
+            f"accuracy_class/{name}": int(r) / int(n)
             for name, r, n in zip(self.names, right, examples, strict=True)
             if n
         }
-        found = {"accuracy_per_class_mean": sum(shares.values()) / max(len(shares), 1)}
-        area = self._roc_auc()
-        found |= {} if area is None else {"roc_auc": area}
-        return found | {f"accuracy_class/{name}": share for name, share in shares.items()}
-
-    def _roc_auc(self) -> float | None:
-        """Returns the area under the ROC curve for two classes; None if it is undefined."""
-        if not self._scores:
-            return None
-        from sklearn.metrics import roc_auc_score
-
-        scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
-        if len(set(labels.tolist())) < 2 or not np.isfinite(scores).all():
-            log.warning("no area under the ROC curve: one class only, or scores not finite")
-            return None
-        return float(roc_auc_score(labels, scores))
 
     def write(self, path: Path) -> None:
         """Writes the confusion matrix as CSV: a row per true class, a column per prediction."""

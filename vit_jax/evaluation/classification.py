@@ -1,77 +1,56 @@
-"""Exact classification metrics: mean loss, top-1 and top-5 accuracy."""
+"""Exact metrics of classification: which are measured, and what an evaluation step returns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import first_few
 from vit_jax.evaluation.by_class import ByClass, confusion_file
 from vit_jax.evaluation.correct import CorrectExamples, correct_file
-from vit_jax.evaluation.loop import Totals
+from vit_jax.evaluation.metric_totals import MetricTotals
+from vit_jax.evaluation.metrics import METRICS, LossFn, Metric, Predictions
 
-# logits, labels -> one loss per example.
-LossFn = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-def has_few_classes(num_classes: int | None) -> bool:
-    """Whether every prediction is correct in top 5. None: the number is not known."""
-    return num_classes is not None and num_classes <= 5
+_USUAL = ("loss", "accuracy_top1", "accuracy_top5")
+_BY_CLASS = ("accuracy_per_class_mean", "roc_auc")
 
 
-def prediction_sums(
+def prediction_metrics(num_classes: int, *, by_class: bool = False) -> dict[str, Metric]:
+    """Returns name -> metric, of those that are measured for predictions of so many classes."""
+    found = {name: METRICS[name]() for name in (*_USUAL, *(_BY_CLASS if by_class else ()))}
+    return {name: metric for name, metric in found.items() if metric.applies(num_classes)}
+
+
+def predictions_of(
     logits: Float[Array, "M C"], labels: Int[Array, " M"], mask: Bool[Array, " M"], loss: LossFn
-) -> dict[str, Array]:
-    """Returns sums over the predictions whose mask is True: loss, top1, top5 and predictions.
+) -> Predictions:
+    """Returns predictions of one label each.
 
     A prediction is correct in top k if fewer than k classes have a larger logit than the label, or
     an equal logit and a lower index. So ties are never counted twice.
     """
-    rank = _ranks(logits, labels)
-    return {
-        "loss": jnp.sum(jnp.where(mask, loss(logits, labels), 0)),
-        "top1": jnp.sum((rank < 1) & mask),
-        "top5": jnp.sum((rank < 5) & mask),
-        "predictions": jnp.sum(mask),
-    }
+    return Predictions(logits, labels, mask, loss(logits, labels), _ranks(logits, labels))
 
 
-def example_outputs(
-    logits: Float[Array, "B C"], labels: Int[Array, " B"], mask: Bool[Array, " B"], loss: LossFn
-) -> dict[str, Array]:
-    """Returns the outputs for batches with one prediction per example.
-
-    These are `prediction_sums`, the number of examples, and what `CorrectExamples` collects:
-    "correct" (in top 1), "label" and "mask", one value per example.
-    """
-    return {
-        **prediction_sums(logits, labels, mask, loss),
-        "examples": jnp.sum(mask),
-        "correct": _ranks(logits, labels) < 1,
-        "label": labels,
-        "mask": mask,
-    }
-
-
-def outputs_of_batch(
+def predictions_of_batch(
     logits: Float[Array, "B C"], batch: Mapping[str, Array], loss: LossFn
-) -> dict[str, Array]:
-    """Returns the outputs for a batch of labelled images, or of a benchmark with its own loss."""
+) -> Predictions:
+    """Returns those for a batch of labelled images, or of a benchmark with its own loss."""
     if "right" in batch:
-        return benchmark_outputs(logits, batch["right"], batch["among"], batch["mask"])
-    return example_outputs(logits, batch["label"], batch["mask"], loss)
+        return benchmark_predictions(logits, batch["right"], batch["among"], batch["mask"])
+    return predictions_of(logits, batch["label"], batch["mask"], loss)
 
 
-def benchmark_outputs(
+def benchmark_predictions(
     logits: Float[Array, "B C"],
     right: Bool[Array, "B C"],
     among: Bool[Array, "B C"],
     mask: Bool[Array, " B"],
-) -> dict[str, Array]:
-    """Returns `example_outputs` where several classes may be right, or none.
+) -> Predictions:
+    """Returns predictions where several classes may be right, or none.
 
     An example is correct in top k if one of the k largest logits of the classes in `among` is of a
     class in `right`. One without a right class does not count. The loss is minus the logarithm of
@@ -82,10 +61,8 @@ def benchmark_outputs(
     best = jnp.argmax(jnp.where(right, chosen, -jnp.inf), axis=1)
     log_all = jax.nn.logsumexp(chosen, axis=1)
     log_right = jax.nn.logsumexp(jnp.where(right, chosen, -jnp.inf), axis=1)
-    outputs = example_outputs(
-        chosen, best, mask & right.any(1), lambda logits, labels: log_all - log_right
-    )
-    return outputs | {"label": jnp.argmax(right, axis=1)}
+    first, counted = jnp.argmax(right, axis=1), mask & right.any(1)
+    return Predictions(logits, first, counted, log_all - log_right, _ranks(chosen, best))
 
 
 def _ranks(logits: Float[Array, "M C"], labels: Int[Array, " M"]) -> Int[Array, " M"]:
@@ -98,44 +75,37 @@ def _ranks(logits: Float[Array, "M C"], labels: Int[Array, " M"]) -> Int[Array, 
     return jnp.where(jnp.isnan(own[:, 0]), max(num_classes, 5), rank)
 
 
-class PredictionTotals(Totals):
-    """Adds up `prediction_sums` and the number of examples, and collects which examples are right.
+def example_outputs(predictions: Predictions, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Returns the outputs of an evaluation step with one prediction per example.
 
-    The second needs a step that returns `example_outputs`. The metrics are loss, accuracy_top1 and,
-    with more than five classes, accuracy_top5 as means over the predictions, and examples. `means`
-    maps further metrics, which are means over the predictions, to the names of their sums.
+    These are the sums of the metrics, the number of examples, and what `CorrectExamples` collects:
+    "correct" (in top 1), "label" and "mask", one value per example.
     """
+    return {
+        **{name: metric.sums(predictions) for name, metric in metrics.items()},
+        "examples": jnp.sum(predictions.mask),
+        "correct": predictions.ranks < 1,
+        "label": predictions.labels,
+        "mask": predictions.mask,
+    }
 
-    def __init__(
-        self,
-        by_class: ByClass | None = None,
-        means: Mapping[str, str] | None = None,
-        num_classes: int | None = None,
-    ):
+
+class PredictionTotals(MetricTotals):
+    """Adds up `example_outputs`, and the confusion matrix if there is one."""
+
+    def __init__(self, metrics: Mapping[str, Metric], by_class: ByClass | None = None):
+        super().__init__(metrics)
         self._by_class, self._correct = by_class, CorrectExamples()
-        self._means = {
-            "loss": "loss",
-            "accuracy_top1": "top1",
-            **({} if has_few_classes(num_classes) else {"accuracy_top5": "top5"}),
-            **(means or {}),
-        }
-        self._sums: dict[str, float] = dict.fromkeys(
-            ("predictions", "examples", *self._means.values()), 0
-        )
 
-    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
-        for name in self._sums:
-            self._sums[name] += outputs[name].item()
-        if "correct" in outputs:
-            self._correct.add(outputs)
+    def add(self, outputs: Mapping[str, Any]) -> None:
+        super().add(outputs)
+        self._correct.add(outputs)
         if self._by_class is not None:
             self._by_class.add(outputs)
 
     def metrics(self) -> dict[str, float]:
-        count = self._sums["predictions"]
-        means = {metric: self._sums[name] / count for metric, name in self._means.items()}
         by_class = {} if self._by_class is None else self._by_class.metrics()
-        return {**means, "examples": self._sums["examples"], **by_class}
+        return super().metrics() | by_class
 
     def warnings(self) -> list[str]:
         """Returns a warning about classes without examples, e.g. in a small split."""

@@ -58,7 +58,7 @@ class CorrectExamples:
         self._counted: list[np.ndarray] = []
         self._classes: list[np.ndarray] = []
 
-    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
+    def add(self, outputs: Mapping[str, Any]) -> None:
         """Adds a batch, whose rows are in the order of the split."""
         counted = outputs["mask"].astype(bool)
         self._correct.append(outputs["correct"] & counted)

@@ -1,7 +1,7 @@
 """Extracts the features of all examples of a dataset with a frozen model, on all devices."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -12,15 +12,14 @@ from jaxtyping import Float, Int
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.data.device import Batch, to_unit_range
-from vit_jax.data.loader import HostBatch, on_device
 from vit_jax.errors import WeightsError
-from vit_jax.evaluation.loop import StoppedError, on_host, until
+from vit_jax.evaluation.loop import Totals
 from vit_jax.interop.resize import Target, fit_parameter
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
-from vit_jax.parallel.mesh import platform_of, to_devices
+from vit_jax.parallel.mesh import platform_of
 from vit_jax.parallel.processes import is_first_host
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
@@ -113,40 +112,36 @@ def _replicated(array: jax.Array, mesh: Mesh) -> jax.Array:
     return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array)
 
 
-def extract(
-    model: FeatureExtractor,
-    params: Any,
-    batches: Iterable[HostBatch],
-    count: int,
-    mesh: Mesh,
-    stop: Callable[[], bool] = lambda: False,
-) -> Features | None:
-    """Returns the features of all `count` examples in order; None if `stop` ended the extraction.
+class FeatureTotals(Totals):
+    """Collects the features of all `count` examples of a source in order, on the first host."""
 
-    `batches` are this host's rows; rows whose mask is False are skipped. `stop` is called before
-    each batch.
-    """
-    keeps = is_first_host()
-    values: np.ndarray | None = None
-    labels = np.zeros(count if keeps else 0, np.int32)
-    filled = 0
-    on_mesh = (to_devices(on_device(batch), mesh) for batch in until(stop, batches))
-    try:
-        for found in on_host(model.step(params, batch) for batch in on_mesh):
-            rows = found["features"][found["mask"]]
-            if values is None:
-                values = np.empty((len(labels), rows.shape[1]), np.float32)
-            if keeps:
-                values[filled : filled + len(rows)] = rows
-                labels[filled : filled + len(rows)] = found["label"][found["mask"]]
-                filled += len(rows)
-    except StoppedError:
-        return None
-    assert values is not None  # A source has at least one example, so there is a batch.
-    if not np.isfinite(values[:filled]).all():
-        raise WeightsError(
-            "features that are not finite numbers",
-            "activations that do not overflow",
-            "use model.dtype=float32, or other weights",
-        )
-    return Features(values[:filled], labels[:filled])
+    def __init__(self, count: int):
+        self._count = count if is_first_host() else 0
+        self._values: np.ndarray | None = None
+        self._labels = np.zeros(self._count, np.int32)
+        self._filled = 0
+
+    def add(self, outputs: Mapping[str, Any]) -> None:
+        rows = outputs["features"][outputs["mask"]]
+        if self._values is None:
+            self._values = np.empty((self._count, rows.shape[1]), np.float32)
+        if self._count:
+            end = self._filled + len(rows)
+            self._values[self._filled : end] = rows
+            self._labels[self._filled : end] = outputs["label"][outputs["mask"]]
+            self._filled = end
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def features(self) -> Features:
+        """Returns the features of the examples that were not skipped."""
+        assert self._values is not None  # A source has at least one example, so there is a batch.
+        values = self._values[: self._filled]
+        if not np.isfinite(values).all():
+            raise WeightsError(
+                "features that are not finite numbers",
+                "activations that do not overflow",
+                "use model.dtype=float32, or other weights",
+            )
+        return Features(values, self._labels[: self._filled])

@@ -1,6 +1,7 @@
 """Evaluates frozen features: opens the datasets, extracts features and runs the methods."""
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -13,19 +14,21 @@ from vit_jax.config.data import DataConfig, SubsetConfig
 from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
 from vit_jax.data.arrays import labelled_image
 from vit_jax.data.cache import cached
-from vit_jax.data.loader import batch_spec, eval_batches
+from vit_jax.data.loader import batch_spec
 from vit_jax.data.sources import LabelledSource, Source, open_source
-from vit_jax.data.transforms import make_eval_transform
+from vit_jax.data.transforms import Transform, make_eval_transform
 from vit_jax.errors import DataError, other_data
 from vit_jax.evaluation.draws import check_shots
 from vit_jax.evaluation.features import (
     FeatureExtractor,
     Features,
+    FeatureTotals,
     build_feature_extractor,
-    extract,
     resample_params,
 )
-from vit_jax.evaluation.methods import Splits, measure
+from vit_jax.evaluation.loop import StoppedError
+from vit_jax.evaluation.measure import measure
+from vit_jax.evaluation.methods import Splits, run_methods
 from vit_jax.models.options import ModelConfig
 from vit_jax.parallel.mesh import check_batch_size, host_rows
 from vit_jax.parallel.processes import on_first_host
@@ -41,10 +44,9 @@ class _Dataset:
     """An open dataset."""
 
     name: str  # in the metrics
-    config: FewshotDatasetConfig
     sources: dict[str, Source]  # "train", "test" and, if it is a separate split, "held_out"
+    transform: Transform
     image_size: int  # height and width of the model's input
-    data: DataConfig  # for reading it
 
 
 class FrozenEvaluator:
@@ -73,13 +75,15 @@ class FrozenEvaluator:
         *,
         batch_size: int,
     ):
-        self._config, self._mesh = config, mesh
-        self._batch_size = config.batch_size or batch_size
+        self._config, self._mesh, self._cache_mb = config, mesh, data.cache_mb
+        batch_size = config.batch_size or batch_size
         self.details: dict[str, Any] = {}
         if not config.datasets:
             self._datasets: list[_Dataset] = []
             return
-        check_batch_size(mesh, self._batch_size, "fewshot.batch_size")
+        check_batch_size(mesh, batch_size, "fewshot.batch_size")
+        spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
+        self._measure = functools.partial(measure, spec=spec, mesh=mesh)
         self._own = build_feature_extractor(options, image_size, config.features, mesh)
         self._datasets = []
         for name, dataset in config.datasets.items():
@@ -106,22 +110,27 @@ class FrozenEvaluator:
         metrics: dict[str, float] = {}
         for dataset in self._datasets:
             begin = time.perf_counter()
-            with other_data(f"few-shot dataset {dataset.name!r}"):
-                splits = self._extract_splits(dataset, params, stop)
-            if splits is None:
+            try:
+                with other_data(f"few-shot dataset {dataset.name!r}"):
+                    splits, skipped = self._extract_splits(dataset, params, stop)
+            except StoppedError:
                 return None
-            seconds = time.perf_counter() - begin
+            details: dict[str, Any] = {"skipped_examples": skipped} if skipped else {}
+            details["features_s"] = time.perf_counter() - begin
             metrics |= on_first_host(
                 "few-shot evaluation",
-                lambda d=dataset, s=splits, t=seconds: self._measure(d, s, t),
+                lambda d=dataset, s=splits, more=details: self._run_methods(d, s, more),
                 _SOLVING_TIMEOUT_S,
             )
         return metrics
 
-    def _measure(self, dataset: _Dataset, splits: Splits, seconds: float) -> dict[str, float]:
+    def _run_methods(
+        self, dataset: _Dataset, splits: Splits, more: dict[str, Any]
+    ) -> dict[str, float]:
+        """Returns the metrics of the methods; `more` is for the details of the dataset."""
         begin = time.perf_counter()
-        metrics, details = measure(splits, self._config, dataset.name)
-        details["features_s"] = seconds
+        metrics, details = run_methods(splits, self._config, dataset.name)
+        details |= more
         details["solving_s"] = time.perf_counter() - begin
         details["images"] = {name: len(source) for name, source in dataset.sources.items()}
         self.details[dataset.name] = details
@@ -129,7 +138,7 @@ class FrozenEvaluator:
             "%s: features of %s images in %.1f s, %s in %.1f s",
             dataset.name,
             f"{sum(details['images'].values()):,}",
-            seconds,
+            details["features_s"],
             ", ".join(self._config.methods),
             details["solving_s"],
         )
@@ -154,45 +163,23 @@ class FrozenEvaluator:
 
     def _extract_splits(
         self, dataset: _Dataset, params: Any, stop: Callable[[], bool]
-    ) -> Splits | None:
-        model = self._models[dataset.image_size]
+    ) -> tuple[Splits, dict[str, float]]:
+        """Returns the features, and split -> number of its examples that cannot be read, if any."""
+        model, size = self._models[dataset.image_size], dataset.image_size
         fitted = resample_params(params, self._own, model, self._mesh)
-        found: dict[str, Features] = {}
+        features: dict[str, Features] = {}
+        skipped: dict[str, float] = {}
         for split, source in dataset.sources.items():
-            features = self._extract(dataset, source, model, fitted, stop)
-            if features is None:
-                return None
-            found[split] = features
-        return Splits(
-            found["train"],
-            found["test"],
-            found.get("held_out"),
-            dataset.sources["train"].class_names,
-            dataset.sources["train"].name,
-        )
-
-    def _extract(
-        self,
-        dataset: _Dataset,
-        source: Source,
-        model: FeatureExtractor,
-        params: Any,
-        stop: Callable[[], bool],
-    ) -> Features | None:
-        """Returns the features of a split; None if `stop` ended it."""
-        config, size = dataset.config, dataset.image_size
-        transform = make_eval_transform(
-            size,
-            config.crop,
-            central_fraction=config.central_fraction,
-            antialias=config.antialias,
-        )
-        rows = host_rows(self._mesh, self._batch_size)
-        spec = batch_spec(dataset.data, self._batch_size, rows)
-        preprocessing = labelled_image(transform, size, len(source.class_names))
-        kept = cached(source, dataset.data.cache_mb)
-        with eval_batches(kept, preprocessing, spec) as feed:
-            return extract(model, params, feed, len(source), self._mesh, stop)
+            totals = FeatureTotals(len(source))
+            preprocessing = labelled_image(dataset.transform, size, len(source.class_names))
+            kept, step = cached(source, self._cache_mb), functools.partial(model.step, fitted)
+            found = self._measure(kept, preprocessing, step, totals, stop=stop)
+            features[split] = totals.features()
+            if "skipped_examples" in found:
+                skipped[split] = found["skipped_examples"]
+        train, held_out = dataset.sources["train"], features.get("held_out")
+        names, name = train.class_names, train.name
+        return Splits(features["train"], features["test"], held_out, names, name), skipped
 
 
 def _class_counts(source: LabelledSource) -> np.ndarray:
@@ -233,4 +220,10 @@ def _open_dataset(
                 "different splits",
                 "change train_split, held_out_split or test_split",
             )
-    return _Dataset(name, dataset, sources, own.image_size, own)
+    transform = make_eval_transform(
+        own.image_size,
+        dataset.crop,
+        central_fraction=dataset.central_fraction,
+        antialias=dataset.antialias,
+    )
+    return _Dataset(name, sources, transform, own.image_size)

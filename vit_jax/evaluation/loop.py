@@ -12,8 +12,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.parallel.mesh import batch_sharding, to_devices
 
-# (params, batch, *frozen) -> name -> array for the whole batch, replicated on all devices.
-EvalStep = Callable[..., dict[str, jax.Array]]
+# (params, batch, *frozen) -> name -> array for the whole batch, or a dictionary of such arrays,
+# replicated on all devices.
+EvalStep = Callable[..., dict[str, Any]]
+# The same with its parameters: batch on the devices -> outputs.
+BatchStep = Callable[[Any], dict[str, Any]]
 # Number of dispatched batches at which the host reads the outputs of the oldest.
 _BATCHES_IN_FLIGHT = 2
 T = TypeVar("T")
@@ -27,7 +30,7 @@ class Totals(ABC):
     """Adds up the outputs of an evaluation step over the batches of one split."""
 
     @abstractmethod
-    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
+    def add(self, outputs: Mapping[str, Any]) -> None:
         """Adds one batch."""
 
     @abstractmethod
@@ -55,15 +58,10 @@ def jit_eval_step(eval_step: EvalStep, mesh: Mesh, *shardings: Any) -> EvalStep:
 
 
 def evaluate(
-    eval_step: EvalStep,
-    params: Any,
-    batches: Iterable[dict[str, np.ndarray]],
-    mesh: Mesh,
-    totals: Totals,
-    frozen: tuple[Any, ...] = (),
+    step: BatchStep, batches: Iterable[dict[str, np.ndarray]], mesh: Mesh, totals: Totals
 ) -> dict[str, float]:
     """Evaluates all batches of this host and returns the metrics. `totals` must be empty."""
-    for outputs in on_host(eval_step(params, to_devices(b, mesh), *frozen) for b in batches):
+    for outputs in on_host(step(to_devices(batch, mesh)) for batch in batches):
         totals.add(outputs)
     return totals.metrics()
 

@@ -46,7 +46,7 @@ class Splits:
         return len(self.class_names)
 
 
-def measure(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
+def run_methods(splits: Splits, config: FewshotConfig, name: str) -> MethodResult:
     """Runs the methods of a config.
 
     Returns:

@@ -1,61 +1,30 @@
 """What each metric is: its better direction, bounds, unit, and where its intervals come from.
 
-Reports, early stopping and selections read this one table.
+Reports, early stopping and selections ask `kind_of`. A metric that is measured on splits is a file
+of `evaluation/metrics`; this table has all other figures.
 """
 
-import dataclasses
+import contextlib
 import math
 from typing import Literal
 
+from vit_jax.evaluation.metrics import METRICS, MetricKind
+
 _CLASS = "accuracy_class/"
-
-
-@dataclasses.dataclass(frozen=True)
-class MetricKind:
-    """What a metric is.
-
-    Attributes:
-        title: its name in headings, without the unit; "": made from the metric's name.
-        lower: whether smaller values are better.
-        bounds: smallest and largest value that it can have.
-        unit: "%" (a fraction, shown in percent), "s", "MB", "exaFLOPs" or "".
-        images: what of the test images its intervals are drawn from. "mean": it is the mean over
-            all images of right or wrong; "class": over the images of one class; "class mean": the
-            mean over classes of such means; "": only several seeds show its uncertainty.
-    """
-
-    title: str = ""
-    lower: bool = False
-    bounds: tuple[float, float] = (-math.inf, math.inf)
-    unit: Literal["", "%", "s", "MB", "exaFLOPs"] = ""
-    images: Literal["", "mean", "class", "class mean"] = ""
-
-    @property
-    def is_fraction(self) -> bool:
-        """Whether it is shown in percent."""
-        return self.unit == "%"
-
-
-def _accuracy(title: str, images: Literal["", "mean", "class", "class mean"] = "") -> MetricKind:
-    return MetricKind(title, bounds=(0.0, 1.0), unit="%", images=images)
 
 
 def _cost(title: str = "", unit: Literal["", "s", "MB", "exaFLOPs"] = "") -> MetricKind:
     return MetricKind(title, lower=True, bounds=(0.0, math.inf), unit=unit)
 
 
-_ONE_CLASS = _accuracy("accuracy", "class")
+_ONE_CLASS = MetricKind("accuracy", bounds=(0.0, 1.0), unit="%", images="class")
 _SECONDS = _cost(unit="s")
-_ACCURACY = _accuracy("")
+_ACCURACY = MetricKind(bounds=(0.0, 1.0), unit="%")
 _SHARE = MetricKind(bounds=(0.0, 1.0))
 _UNKNOWN = MetricKind()
-# The last part of a metric's name -> its kind.
-_KINDS = {
-    "accuracy_top1": _accuracy("top-1 accuracy", "mean"),
-    "accuracy_top5": _accuracy("top-5 accuracy", "mean"),
-    "accuracy_per_class_mean": _accuracy("mean accuracy per class", "class mean"),
-    "roc_auc": MetricKind("area under the ROC curve", bounds=(0.0, 1.0)),
-    **dict.fromkeys(("loss", "view_loss", "patch_loss", "teacher_loss", "label_loss"), _cost()),
+# The last part of the name of a figure -> its kind.
+_FIGURES = {
+    **dict.fromkeys(("view_loss", "patch_loss", "teacher_loss", "label_loss"), _cost()),
     "l2": MetricKind("L2 penalty"),
     "relative_error": _cost(),
     "train_exaflops": _cost("training compute", "exaFLOPs"),
@@ -75,7 +44,7 @@ _KINDS = {
 def kind_of(metric: str) -> MetricKind:
     """Returns the kind of a metric. What follows "accuracy_class/" is the name of a class.
 
-    Of a metric that is not in the table, larger values are better. One whose name begins with
+    Of a metric that is in neither, larger values are better. One whose name begins with
     "accuracy" or "share_of_" is between 0 and 1.
 
     >>> kind_of("eval/test/loss").lower, kind_of("eval/test/accuracy_class/blossom_s").lower
@@ -87,8 +56,10 @@ def kind_of(metric: str) -> MetricKind:
     first, _, last = metric.rpartition("/")
     if first.partition("/")[0] == "seconds":
         return _SECONDS
-    if last in _KINDS:
-        return _KINDS[last]
+    if last in _FIGURES:
+        return _FIGURES[last]
+    with contextlib.suppress(KeyError):
+        return METRICS[last].kind
     if last.startswith("accuracy") and not last.endswith("_std"):
         return _ACCURACY
     return _SHARE if last.startswith("share_of_") else _UNKNOWN

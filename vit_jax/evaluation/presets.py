@@ -1,7 +1,8 @@
 """Evaluates any weights on the test sets that papers print, see `data.benchmarks`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,17 +12,33 @@ from jax.sharding import Mesh
 
 from vit_jax.config.data import DataConfig
 from vit_jax.config.mesh import MeshConfig
-from vit_jax.data.arrays import labelled_image
-from vit_jax.data.benchmarks import BENCHMARKS, NUM_CLASSES, check_classes, find_benchmark
+from vit_jax.data.benchmarks import (
+    BENCHMARKS,
+    NUM_CLASSES,
+    OpenBenchmark,
+    benchmark_images,
+    check_classes,
+    find_benchmark,
+    open_benchmark,
+)
 from vit_jax.data.device import Batch, to_unit_range
+from vit_jax.data.loader import batch_spec
 from vit_jax.data.preprocess import preprocess_of
 from vit_jax.errors import ConfigError, DataError, ModelError, nearest
-from vit_jax.evaluation.classification import PredictionTotals, benchmark_outputs
+from vit_jax.evaluation.classification import (
+    PredictionTotals,
+    benchmark_predictions,
+    example_outputs,
+    prediction_metrics,
+)
 from vit_jax.evaluation.features import shard_params
 from vit_jax.evaluation.intervals import wilson_interval
-from vit_jax.evaluation.splits import SplitEvaluator
+from vit_jax.evaluation.loop import BatchStep
+from vit_jax.evaluation.measure import measure
+from vit_jax.evaluation.metrics import Metric
 from vit_jax.interop.load import Loaded
 from vit_jax.models.activation_sharding import with_mesh
+from vit_jax.parallel.mesh import check_batch_size, host_rows
 
 ALL, TABLE_2 = "all", "table2"
 # Columns of Table 2 of arXiv:2010.11929: title -> preset, or the stage of configs/transfer.py.
@@ -90,39 +107,43 @@ def evaluate_presets(
     With `needs_all`, a missing dataset is an error. Otherwise its row says so, unless all are
     missing. `checkpoint` is an address, for the notes.
     """
-    height, width = loaded.image_size
-    if height != width:
-        raise ModelError(f"image size {height}x{width}", "a square image", "give --image_size")
-    presets = [preset for preset in rows.values() if find_benchmark(preset)]
+    side, width = loaded.image_size
+    if side != width:
+        raise ModelError(f"image size {side}x{width}", "a square image", "give --image_size")
+    presets = {p: found for p in rows.values() if (found := find_benchmark(p)) is not None}
     for preset in presets:
         check_classes(loaded.num_classes, preset)
-    make_evaluator = _make_evaluators(loaded, data_dir, mesh, batch_size)
-    opened: dict[str, SplitEvaluator] = {}
+    check_batch_size(mesh, batch_size, "evaluation.batch_size")
+    preprocess = preprocess_of(loaded.model)
+    data = DataConfig(
+        name="imagenet2012", data_dir=data_dir, global_batch_size=batch_size, image_size=side
+    )
+
+    def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
+        del rng
+        return preprocess.pixels(encoded)
+
+    opened: dict[str, OpenBenchmark] = {}
     missing: dict[str, DataError] = {}
-    for preset in presets:
+    for preset, (name, part) in presets.items():
         try:
-            opened[preset] = make_evaluator(preset)
+            opened[preset] = open_benchmark(name, data, part)
         except DataError as error:
             if needs_all:
                 raise
             missing[preset] = error
     if missing and not opened:
         raise next(iter(missing.values()))
-    graphdef, state = nnx.split(loaded.model)
-
-    def eval_step_fn(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        logits = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
-        return benchmark_outputs(logits, batch["right"], batch["among"], batch["mask"])
-
-    eval_step = jax.jit(with_mesh(eval_step_fn, mesh))
-    params = shard_params(nnx.to_pure_dict(state), MeshConfig(), mesh)
+    metrics = prediction_metrics(NUM_CLASSES)
+    step = _make_step(loaded, metrics, mesh)
+    spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
 
     def score(title: str, preset: str) -> Score:
         if preset in opened:
-            found = opened[preset](eval_step, params)
-            assert found is not None
-            keys = ("accuracy_top1", "accuracy_top5", "examples")
-            top1, top5, count = (found[f"eval/{preset}/{key}"] for key in keys)
+            source, totals = opened[preset].source, PredictionTotals(metrics)
+            images = benchmark_images(opened[preset], transform, side)
+            found = measure(source, images, step, totals, spec=spec, mesh=mesh)
+            top1, top5, count = (found[k] for k in ("accuracy_top1", "accuracy_top5", "examples"))
             return Score(title, preset, top1, wilson_interval(top1, int(count)), top5, int(count))
         if preset in missing:
             return Score(title, preset, note=f"{missing[preset].got}; {missing[preset].fix}")
@@ -132,30 +153,14 @@ def evaluate_presets(
     return [score(title, preset) for title, preset in rows.items()]
 
 
-def _make_evaluators(
-    loaded: Loaded, data_dir: str | None, mesh: Mesh, batch_size: int
-) -> Callable[[str], SplitEvaluator]:
-    """Returns the function that opens a preset."""
-    side, preprocess = loaded.image_size[0], preprocess_of(loaded.model)
-    data = DataConfig(
-        name="imagenet2012",
-        data_dir=data_dir,
-        global_batch_size=batch_size,
-        image_size=side,
-        cache_mb=0,
-    )
+def _make_step(loaded: Loaded, metrics: Mapping[str, Metric], mesh: Mesh) -> BatchStep:
+    """Returns the jitted step of an evaluation, with the weights on the devices."""
+    graphdef, state = nnx.split(loaded.model)
 
-    def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
-        del rng
-        return preprocess.pixels(encoded)
+    def eval_step_fn(params: Any, batch: Batch) -> dict[str, Any]:
+        logits = nnx.merge(graphdef, params)(to_unit_range(batch["image"]))
+        labels = (batch["right"], batch["among"], batch["mask"])
+        return example_outputs(benchmark_predictions(logits, *labels), metrics)
 
-    return lambda preset: SplitEvaluator(
-        data,
-        {preset: preset},
-        mesh,
-        batch_size=batch_size,
-        num_classes=loaded.num_classes,
-        preprocessing=labelled_image(transform, side, NUM_CLASSES),
-        make_totals=lambda names: PredictionTotals(),
-        transform=transform,
-    )
+    params = shard_params(nnx.to_pure_dict(state), MeshConfig(), mesh)
+    return functools.partial(jax.jit(with_mesh(eval_step_fn, mesh)), params)

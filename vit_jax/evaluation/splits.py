@@ -1,8 +1,9 @@
 """Evaluates parameters on the splits of a config."""
 
 import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.benchmarks import benchmark_images, check_classes, find_benchmark, open_benchmark
 from vit_jax.data.cache import cached
 from vit_jax.data.class_names import match_classes
-from vit_jax.data.loader import HostBatch, batch_spec, eval_batches, on_device
+from vit_jax.data.loader import batch_spec
 from vit_jax.data.sources import Source, open_source
-from vit_jax.data.transforms import Transform, make_eval_transform
+from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import ConfigError
-from vit_jax.evaluation.loop import EvalStep, StoppedError, Totals, evaluate, until
+from vit_jax.evaluation.loop import EvalStep, StoppedError, Totals
+from vit_jax.evaluation.measure import measure
 from vit_jax.parallel.mesh import check_batch_size, host_rows
-from vit_jax.parallel.processes import gather, is_first_host
+from vit_jax.parallel.processes import is_first_host
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,6 @@ class SplitEvaluator:
         preprocessing: preprocessing of the task for evaluation.
         num_classes: outputs of the model.
         make_totals: class names -> an empty `Totals` of the task.
-        transform: preprocessing of a benchmark's images; None: that of the data section.
         variants: evaluate with these, too.
         report: folder for the tables of the totals; None: do not write them.
         suffix: suffix for the file names of these tables.
@@ -66,7 +67,6 @@ class SplitEvaluator:
         preprocessing: Preprocessing,
         num_classes: int,
         make_totals: Callable[[Sequence[str]], Totals],
-        transform: Transform | None = None,
         variants: Sequence[Variant] = (),
         report: Path | None = None,
         suffix: str = "",
@@ -79,13 +79,12 @@ class SplitEvaluator:
             for name in splits
             for suffix in ("", *(f"@{variant.name}" for variant in self._variants))
         ]
-        self._mesh, self._make_totals = mesh, make_totals
+        self._make_totals = make_totals
         self._report, self._suffix = report, suffix
-        self._skips_bad = data.on_bad_example == "skip"
         self._warned: set[str | tuple[str, str]] = set()
         self.sources: dict[str, Source] = {}
         self._preprocessing = dict.fromkeys(splits, preprocessing)
-        transform = transform or make_eval_transform(data.image_size, **data.eval_view)
+        transform = make_eval_transform(data.image_size, **data.eval_view)
         for name, split in splits.items():
             preset = find_benchmark(split)
             if preset is None:
@@ -104,7 +103,8 @@ class SplitEvaluator:
             self.sources[name] = opened.source
             self._preprocessing[name] = benchmark_images(opened, transform, data.image_size)
         self._cached = {name: cached(s, data.cache_mb) for name, s in self.sources.items()}
-        self._spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
+        spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
+        self._measure = functools.partial(measure, spec=spec, mesh=mesh)
 
     def __call__(
         self,
@@ -126,11 +126,14 @@ class SplitEvaluator:
                 for full_name, (step, preprocessing) in steps.items():
                     if step not in done:  # One of the variants has the model's own size.
                         totals = self._make_totals(source.class_names)
-                        with eval_batches(source, preprocessing, self._spec) as feed:
-                            skipped: list[int] = []
-                            batches = _masked(until(stop, feed), skipped)
-                            found = evaluate(step, params, batches, self._mesh, totals, frozen)
-                        found = found | self._count_skipped(name, sum(skipped), len(source))
+                        found = self._measure(
+                            source,
+                            preprocessing,
+                            lambda batch, step=step: step(params, batch, *frozen),
+                            totals,
+                            stop=stop,
+                        )
+                        self._warn_of_skipped(name, found.get("skipped_examples", 0), len(source))
                         done[step] = totals, found
                     totals, found = done[step]
                     if is_first_host():
@@ -140,16 +143,12 @@ class SplitEvaluator:
             return None
         return metrics
 
-    def _count_skipped(self, name: str, here: int, examples: int) -> dict[str, float]:
-        """Returns how many examples of a split were skipped on all hosts, if any; logs it once."""
-        if not self._skips_bad:
-            return {}
-        skipped = sum(gather(f"skipped examples of {name}", here))
+    def _warn_of_skipped(self, name: str, skipped: float, examples: int) -> None:
+        """Logs once how many examples of a split were skipped on all hosts, if any."""
         if skipped and (name, "skipped") not in self._warned:
             self._warned.add((name, "skipped"))
             words = "evaluation split %r: %d of %d examples cannot be read and are skipped"
             log.warning(words, name, skipped, examples)
-        return {"skipped_examples": skipped} if skipped else {}
 
     def _report_totals(self, name: str, totals: Totals) -> None:
         """Writes the tables of a split, and logs its warnings the first time."""
@@ -159,10 +158,3 @@ class SplitEvaluator:
                 log.warning("evaluation split %r %s", name, warning)
         if self._report is not None:
             totals.write(self._report, f"{name}{self._suffix}")
-
-
-def _masked(batches: Iterable[HostBatch], skipped: list[int]) -> Iterator[HostBatch]:
-    """Yields batches for the device. Skipped examples are masked; `skipped` gets their number."""
-    for batch in batches:
-        skipped.append(int((batch["skipped"] >= 0).sum()))
-        yield on_device(batch)

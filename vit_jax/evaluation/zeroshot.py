@@ -3,6 +3,7 @@
 Source: arXiv:2103.00020, section 3.1; the mean over templates is section 3.1.4.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +16,17 @@ from jaxtyping import Float
 from vit_jax.config.captions import check_templates
 from vit_jax.data.captions import fill
 from vit_jax.data.device import to_unit_range
-from vit_jax.data.loader import eval_batches, on_device
 from vit_jax.data.tokenizers import Tokenizer
 from vit_jax.errors import DataError
-from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
+from vit_jax.evaluation.classification import (
+    PredictionTotals,
+    example_outputs,
+    prediction_metrics,
+    predictions_of_batch,
+)
 from vit_jax.evaluation.embeddings import EvaluatedImages, compiled, embed_texts
-from vit_jax.evaluation.loop import StoppedError, evaluate, until
+from vit_jax.evaluation.loop import StoppedError
+from vit_jax.evaluation.measure import measure
 from vit_jax.models.text import check_vocabulary
 from vit_jax.models.two_towers import TwoTowers
 
@@ -38,7 +44,8 @@ def evaluate_zero_shot(
     totals: PredictionTotals | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    """Returns accuracy_top1, accuracy_top5 (with more than five classes) and examples.
+    """Returns accuracy_top1, accuracy_top5 (with more than five classes), examples and, if any,
+    skipped_examples.
 
     The model's parameters are on the devices of the mesh. `class_names` are in label order, as they
     stand in a caption. `totals` must be empty; afterwards they know which examples are right.
@@ -55,11 +62,11 @@ def evaluate_zero_shot(
     batch_size = images.spec.global_batch_size
     classes = class_embeddings(model, tokenizer, class_names, templates, images.mesh, batch_size)
     step, params = compiled(model, images.mesh, _step_fn)
-    totals = totals or PredictionTotals(num_classes=len(class_names))
+    totals = totals or PredictionTotals(prediction_metrics(len(class_names)))
+    run = functools.partial(step, params, classes=classes)
+    sizes: Any = {"spec": images.spec, "mesh": images.mesh}
     try:
-        with eval_batches(images.source, images.preprocessing, images.spec) as feed:
-            batches = map(on_device, until(stop, feed))
-            found = evaluate(step, params, batches, images.mesh, totals, (classes,))
+        found = measure(images.source, images.preprocessing, run, totals, **sizes, stop=stop)
     except StoppedError:
         return None
     # The loss of a softmax over prompts is not what any of these models is trained with.
@@ -91,11 +98,11 @@ def class_embeddings(
 
 
 def _step_fn(graphdef: Any) -> Any:
-    def step_fn(
-        params: Any, batch: dict[str, jax.Array], classes: jax.Array
-    ) -> dict[str, jax.Array]:
+    def step_fn(params: Any, batch: dict[str, jax.Array], classes: jax.Array) -> dict[str, Any]:
         model = nnx.merge(graphdef, params)
         logits = model.logits(model.encode_image(to_unit_range(batch["image"])), classes)
-        return outputs_of_batch(logits, batch, optax.softmax_cross_entropy_with_integer_labels)
+        loss = optax.softmax_cross_entropy_with_integer_labels
+        predictions = predictions_of_batch(logits, batch, loss)
+        return example_outputs(predictions, prediction_metrics(predictions.num_classes))
 
     return step_fn

@@ -1,13 +1,14 @@
 """Notices collapse: a model without labels can learn to give all images the same features."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from vit_jax.evaluation.loop import Totals
+from vit_jax.evaluation.metrics import Metric, Sums
 
 METRIC = "feature_std"
 """Name of the metric, after "train/"."""
@@ -34,26 +35,16 @@ def _directions(features: Float[Array, "B D"]) -> Float[Array, "B D"]:
     return features / jnp.maximum(jnp.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
-def direction_sums(
-    features: Float[Array, "B D"], mask: Bool[Array, " B"]
-) -> dict[str, Float[Array, "..."] | Int[Array, ""]]:
-    """Returns the sums over the valid rows of a batch that `DirectionTotals` adds up."""
+def direction_sums(features: Float[Array, "B D"], mask: Bool[Array, " B"]) -> Sums:
+    """Returns what the valid rows of a batch add to `FeatureStd`."""
     counted = jnp.where(mask[:, None], _directions(features), 0)
     return {"directions": jnp.sum(counted, axis=0), "examples": jnp.sum(mask)}
 
 
-class DirectionTotals(Totals):
-    """Computes `feature_std` over all examples of a split."""
+class FeatureStd(Metric):
+    """`feature_std` over all examples of a split."""
 
-    def __init__(self):
-        self._sum: float | np.ndarray = 0.0
-        self._examples = 0
-
-    def add(self, outputs: Mapping[str, np.ndarray]) -> None:
-        self._sum = self._sum + outputs["directions"].astype(np.float64)
-        self._examples += outputs["examples"].item()
-
-    def metrics(self) -> dict[str, float]:
+    def value(self, totals: Mapping[str, Any]) -> float:
         # The mean square of directions is 1.
-        variance = 1 - float(np.sum(np.square(self._sum / self._examples)))
-        return {METRIC: max(variance, 0.0) ** 0.5, "examples": self._examples}
+        variance = 1 - float(np.sum(np.square(totals["directions"] / totals["examples"])))
+        return max(variance, 0.0) ** 0.5

@@ -9,6 +9,7 @@ from vit_jax.config.run import Config
 from vit_jax.data.arrays import labelled_image
 from vit_jax.data.device import Batch
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
+from vit_jax.evaluation.classification import prediction_metrics
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
 from vit_jax.tasks.task import DataInfo, Task, model_image_size
@@ -52,6 +53,7 @@ class LabelTask(ImageTask):
         super().__init__(config, data, platform=platform, num_outputs=data.num_classes)
         self.label_loss = config.label_loss
         self.eval_loss = config.label_loss.replace(label_smoothing=0.0)
+        self.metrics = prediction_metrics(self.num_outputs)
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         return self.augment({"image": batch["image"], "label": batch["label"]}, step)

@@ -22,7 +22,7 @@ from vit_jax.data.sources import (
     with_subset_hash,
 )
 from vit_jax.errors import ConfigError, DataError
-from vit_jax.evaluation.classification import has_few_classes
+from vit_jax.evaluation.classification import prediction_metrics
 from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
@@ -137,14 +137,15 @@ def count_classes(config: Config, source: Source, num_classes: int) -> Int[np.nd
 
 def check_metrics(config: Config, num_classes: int) -> None:
     """Raises ConfigError if a run chooses by a metric that it does not measure."""
-    metric = config.early_stopping.metric or ""
-    few = metric.endswith("accuracy_top5") and has_few_classes(num_classes)
-    by_class = metric.endswith("per_class_mean") and not config.measures_classes(num_classes)
-    predicts_classes = "accuracy_per_class_mean" in config.task.accuracies
-    if predicts_classes and (few or by_class):
+    metric = config.early_stopping.metric
+    if metric is None or "accuracy_per_class_mean" not in config.task.accuracies:
+        return
+    measured = prediction_metrics(num_classes, by_class=config.measures_classes(num_classes))
+    if metric.rpartition("/")[2] not in measured:
+        top5 = metric.endswith("top5")
         raise ConfigError(
             f"is {metric!r}, which is not measured with {num_classes} classes",
             "a metric of the run",
-            "choose by accuracy_top1" if few else "set evaluation.by_class=true",
+            "choose by accuracy_top1" if top5 else "set evaluation.by_class=true",
             key="early_stopping.metric",
         )

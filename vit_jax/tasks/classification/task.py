@@ -9,8 +9,13 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.config.run import Config
 from vit_jax.data.device import Batch, to_unit_range
-from vit_jax.evaluation.by_class import ByClass, class_outputs
-from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
+from vit_jax.evaluation.by_class import ByClass, confusion_counts
+from vit_jax.evaluation.classification import (
+    PredictionTotals,
+    example_outputs,
+    prediction_metrics,
+    predictions_of_batch,
+)
 from vit_jax.losses import as_distribution
 from vit_jax.tasks.image_task import LabelTask
 from vit_jax.tasks.task import DataInfo, Metrics, Task
@@ -24,6 +29,7 @@ class Classification(LabelTask):
         counts, kind = data.class_counts, config.label_loss.class_weights
         self.weights = None if counts is None else class_weights(kind, counts)
         self.by_class = config.measures_classes(data.num_classes)
+        self.metrics = prediction_metrics(self.num_outputs, by_class=self.by_class)
 
     @classmethod
     def for_config(cls, config: Config) -> type[Task]:
@@ -49,16 +55,17 @@ class Classification(LabelTask):
             losses *= as_distribution(batch["label"], logits.shape[-1]) @ self.weights
         return losses.mean(), {}
 
-    def eval_step(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+    def eval_step(self, params: Any, batch: Batch) -> dict[str, Any]:
         logits = self.logits(params, self.inputs(batch))
-        outputs = outputs_of_batch(logits, batch, self.eval_loss)
+        predictions = predictions_of_batch(logits, batch, self.eval_loss)
+        outputs = example_outputs(predictions, self.metrics)
         if self.by_class:
-            outputs |= class_outputs(logits, outputs["label"], outputs["mask"])
+            outputs["confusion"] = confusion_counts(predictions)
         return outputs
 
     def totals(self, class_names: Sequence[str]) -> PredictionTotals:
         by_class = ByClass(class_names, self.num_outputs) if self.by_class else None
-        return PredictionTotals(by_class, num_classes=self.num_outputs)
+        return PredictionTotals(self.metrics, by_class)
 
 
 def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:

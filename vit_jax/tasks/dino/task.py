@@ -22,11 +22,12 @@ from vit_jax.config.run import Config
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.distortion import distort
 from vit_jax.errors import ConfigError
+from vit_jax.evaluation.metric_totals import MetricTotals
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.embedding import take_patches
 from vit_jax.models.flops import traced_macs, training_flops
 from vit_jax.models.vit_family import vit_shape
-from vit_jax.tasks.collapse import METRIC, DirectionTotals, direction_sums, feature_std
+from vit_jax.tasks.collapse import METRIC, FeatureStd, direction_sums, feature_std
 from vit_jax.tasks.dino.config import DinoConfig
 from vit_jax.tasks.dino.crops import GLOBAL_CROPS, crop_preprocessing, most_masked
 from vit_jax.tasks.dino.losses import (
@@ -238,12 +239,13 @@ class Dino(ImageTask):
     ) -> tuple[Float[Array, ""], Metrics]:
         return self.compare(params, self.embed(params, batch, key, teacher), teacher)
 
-    def eval_step(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
-        return direction_sums(self.model(params)(to_unit_range(batch["image"])), batch["mask"])
+    def eval_step(self, params: Any, batch: Batch) -> dict[str, Any]:
+        features, mask = self.model(params)(to_unit_range(batch["image"])), batch["mask"]
+        return {METRIC: direction_sums(features, mask), "examples": jnp.sum(mask)}
 
-    def totals(self, class_names: Sequence[str]) -> DirectionTotals:
+    def totals(self, class_names: Sequence[str]) -> MetricTotals:
         del class_names
-        return DirectionTotals()
+        return MetricTotals({METRIC: FeatureStd()})
 
 
 def _check_local_size(config: Config) -> None:

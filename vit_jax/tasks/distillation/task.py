@@ -20,7 +20,12 @@ from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import ModelError, WeightsError
-from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
+from vit_jax.evaluation.classification import (
+    PredictionTotals,
+    example_outputs,
+    predictions_of_batch,
+)
+from vit_jax.evaluation.metrics import Mean, mean_sums
 from vit_jax.interop.load import Weights, read_weights
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.options import ModelConfig
@@ -34,6 +39,8 @@ from vit_jax.tasks.task import DataInfo, Frozen, Metrics
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
+# Share of the examples for which student and teacher predict the same class.
+_AGREEMENT = "teacher_agreement"
 
 
 class Distillation(LabelTask):
@@ -115,19 +122,19 @@ class Distillation(LabelTask):
         total = (1 - section.alpha) * label_loss + section.alpha * teacher_loss
         return total, {"label_loss": label_loss, "teacher_loss": teacher_loss}
 
-    def eval_step(self, params: Any, batch: Batch, teacher_params: Any) -> dict[str, jax.Array]:
+    def eval_step(self, params: Any, batch: Batch, teacher_params: Any) -> dict[str, Any]:
         """Also counts the examples for which student and teacher predict the same class."""
         images = to_unit_range(batch["image"])
         logits = self.model(params)(images)
         teacher = self.teacher_fn(teacher_params, images)
         agreed = jnp.argmax(logits, axis=-1) == jnp.argmax(teacher, axis=-1)
-        outputs = outputs_of_batch(logits, batch, self.eval_loss)
-        return outputs | {"agreed": jnp.sum(agreed & batch["mask"])}
+        predictions = predictions_of_batch(logits, batch, self.eval_loss)
+        outputs = example_outputs(predictions, self.metrics)
+        return outputs | {_AGREEMENT: mean_sums(agreed, predictions.mask)}
 
     def totals(self, class_names: Sequence[str]) -> PredictionTotals:
         del class_names
-        means = {"teacher_agreement": "agreed"}
-        return PredictionTotals(means=means, num_classes=self.num_outputs)
+        return PredictionTotals({**self.metrics, _AGREEMENT: Mean()})
 
 
 def _with_teacher_image(student: Preprocessing, size: int, config: Config) -> Preprocessing:

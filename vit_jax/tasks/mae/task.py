@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, Int
 from vit_jax.config.run import Config
 from vit_jax.data.colours import content_key
 from vit_jax.data.device import Batch, from_imagenet, to_imagenet, to_unit_range
-from vit_jax.evaluation.means import MeanTotals
+from vit_jax.evaluation.metric_totals import MetricTotals
+from vit_jax.evaluation.metrics import Mean, mean_sums
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.embedding import cut_patches
 from vit_jax.models.flops import traced_macs, training_flops
@@ -74,15 +75,14 @@ class Mae(ImageTask):
         losses, features = self.losses(params, batch, key)
         return losses.mean(), {METRIC: feature_std(features)}
 
-    def eval_step(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+    def eval_step(self, params: Any, batch: Batch) -> dict[str, Any]:
         """An image's mask depends only on its pixels: it is the same in every evaluation."""
         losses, _ = self.losses(params, evaluation_batch(batch["image"], self.num_patches))
-        counted = batch["mask"]
-        return {"loss": jnp.sum(jnp.where(counted, losses, 0)), "examples": jnp.sum(counted)}
+        return {"loss": mean_sums(losses, batch["mask"]), "examples": jnp.sum(batch["mask"])}
 
-    def totals(self, class_names: Sequence[str]) -> MeanTotals:
+    def totals(self, class_names: Sequence[str]) -> MetricTotals:
         del class_names
-        return MeanTotals()
+        return MetricTotals({"loss": Mean()})
 
 
 def build_autoencoder(

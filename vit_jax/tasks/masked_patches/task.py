@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 from vit_jax.config.run import Config
 from vit_jax.data.colours import colour_classes, content_key
 from vit_jax.data.device import Batch, to_unit_range
-from vit_jax.evaluation.classification import PredictionTotals, prediction_sums
+from vit_jax.evaluation.classification import prediction_metrics, predictions_of
+from vit_jax.evaluation.metric_totals import MetricTotals
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.family import check_images
 from vit_jax.models.flops import forward_macs, training_flops
@@ -42,6 +43,7 @@ class MaskedPatches(ImageTask):
         outputs = config.task.num_colours
         super().__init__(config, data, platform=platform, num_outputs=outputs)
         self.stride = config.data.image_size // self.abstract.grid[0]
+        self.metrics = prediction_metrics(outputs)
 
     def build(self, key: jax.Array) -> "MaskedViT":
         return build_masked_vit(self.config, key=key, platform=self.platform)
@@ -61,21 +63,22 @@ class MaskedPatches(ImageTask):
         logits = self.model(params).predict(batch, key=key)
         return corrupted_loss(logits, batch["colour"], batch["corrupted"]), {}
 
-    def eval_step(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+    def eval_step(self, params: Any, batch: Batch) -> dict[str, Any]:
         ready = evaluation_batch(batch["image"], self.section, self.stride)
         logits = self.model(params).predict(ready)
         counted = ready["corrupted"] & batch["mask"][:, None]
-        sums = prediction_sums(
+        predictions = predictions_of(
             logits.reshape(-1, logits.shape[-1]),
             ready["colour"].reshape(-1),
             counted.reshape(-1),
             patch_losses,
         )
-        return sums | {"examples": jnp.sum(batch["mask"])}
+        sums = {name: metric.sums(predictions) for name, metric in self.metrics.items()}
+        return {**sums, "examples": jnp.sum(batch["mask"])}
 
-    def totals(self, class_names: Sequence[str]) -> PredictionTotals:
+    def totals(self, class_names: Sequence[str]) -> MetricTotals:
         del class_names
-        return PredictionTotals()
+        return MetricTotals(self.metrics)
 
 
 def build_masked_vit(config: Config, *, key: jax.Array, platform: str | None = None) -> "MaskedViT":

@@ -1,0 +1,127 @@
+"""Metrics of the predictions on a split. Each is a file of this package, named as the metric.
+
+To add one, write a file with a subclass of `Metric` and register it. It says what the metric is
+(`kind`), what the evaluation step adds up over a batch (`sums`), and what the metric is of these
+sums over the split (`value`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from vit_jax.registry import Registry
+
+METRICS: Registry["Metric"] = Registry(__name__)
+
+# What a batch adds to a metric: name -> array.
+Sums = dict[str, Array]
+# logits, labels -> one loss per prediction.
+LossFn = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricKind:
+    """What a metric is.
+
+    Attributes:
+        title: its name in headings, without the unit; "": made from the metric's name.
+        lower: whether smaller values are better.
+        bounds: smallest and largest value that it can have.
+        unit: "%" (a fraction, shown in percent), "s", "MB", "exaFLOPs" or "".
+        images: what of the test images its intervals are drawn from. "mean": it is the mean over
+            all images of right or wrong; "class": over the images of one class; "class mean": the
+            mean over classes of such means; "": only several seeds show its uncertainty.
+    """
+
+    title: str = ""
+    lower: bool = False
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    unit: Literal["", "%", "s", "MB", "exaFLOPs"] = ""
+    images: Literal["", "mean", "class", "class mean"] = ""
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether it is shown in percent."""
+        return self.unit == "%"
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """The predictions for a batch: one per image, or one per patch of its images.
+
+    Attributes:
+        mask: False for those that do not count.
+        ranks: number of classes that rank above the label; `num_classes` or more if its logit is
+            NaN. A prediction is correct in top k if its rank is below k.
+    """
+
+    logits: Float[Array, "M C"]
+    labels: Int[Array, " M"]
+    mask: Bool[Array, " M"]
+    losses: Float[Array, " M"]
+    ranks: Int[Array, " M"]
+
+    @property
+    def num_classes(self) -> int:
+        return self.logits.shape[1]
+
+    @property
+    def classes(self) -> Int[Array, " M"]:
+        """The predicted classes; `num_classes` for a prediction with a NaN logit."""
+        bad = jnp.isnan(self.logits).any(axis=1)
+        return jnp.where(bad, self.num_classes, jnp.argmax(self.logits, axis=1))
+
+
+class Metric:
+    """A metric of a split."""
+
+    kind: ClassVar[MetricKind] = MetricKind()
+
+    def applies(self, num_classes: int) -> bool:
+        """Whether it is measured for predictions of so many classes."""
+        del num_classes
+        return True
+
+    def sums(self, predictions: Predictions) -> Sums:
+        """Returns what a batch adds, without predictions whose mask is False; may be traced.
+
+        A metric that a task sums up in its own evaluation step does not have it.
+        """
+        raise NotImplementedError
+
+    def add(self, totals: Mapping[str, Any], sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Returns the totals, {} at first, with the sums of a batch, as float64 or int64."""
+        return {name: totals.get(name, 0) + _wide(array) for name, array in sums.items()}
+
+    def value(self, totals: Mapping[str, Any]) -> float | None:
+        """Returns the metric; None: it is not defined on this split."""
+        raise NotImplementedError
+
+
+class Mean(Metric):
+    """A mean over the predictions that count."""
+
+    def sums(self, predictions: Predictions) -> Sums:
+        return mean_sums(self.of_each(predictions), predictions.mask)
+
+    def of_each(self, predictions: Predictions) -> Shaped[Array, " M"]:
+        """Returns the number, or True or False, of each prediction."""
+        raise NotImplementedError
+
+    def value(self, totals: Mapping[str, Any]) -> float:
+        return float(totals["sum"]) / int(totals["count"])
+
+
+def mean_sums(values: Shaped[Array, " M"], mask: Bool[Array, " M"]) -> Sums:
+    """Returns what a batch adds to a `Mean`."""
+    return {"sum": jnp.sum(values, where=mask), "count": jnp.sum(mask)}
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64 if np.issubdtype(array.dtype, np.floating) else np.int64)
