@@ -16,6 +16,7 @@ from vit_jax.rng import usual_numbers
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.train.evaluations import Evaluations
+from vit_jax.train.hooks import Hooks
 from vit_jax.train.inputs import RunInputs, open_inputs
 from vit_jax.train.profile import Profile
 from vit_jax.train.program import Program
@@ -132,7 +133,7 @@ def _run_steps(
 ) -> tuple[int, TrainState]:
     """Runs the remaining training steps; returns the last step and the state after it."""
     mesh, step, state = session.program.mesh, session.start.step, session.start.state
-    profile = Profile(session, step_log.paused)
+    profile, hooks = Profile(session, step_log.paused), Hooks(session.config.hooks)
     with session.account.part("compile"):
         step_log.compile_steps()
         # Gloo fails if processes reach the first collective more than 30 s apart.
@@ -148,6 +149,9 @@ def _run_steps(
             state, metrics = program.compiled(state, batch, *session.frozen)
             step += 1
             step_log.add(step, metrics, host_batch)
+            if hooks.are_due(step):
+                with step_log.paused():
+                    hooks.run(step, state, metrics)
 
             # Evaluated before it is saved, because the best weights so far are always saved.
             if evaluations.is_due(step) and not session.stop_requested():

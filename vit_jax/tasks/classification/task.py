@@ -13,9 +13,10 @@ from vit_jax.evaluation.by_class import ByClass, class_outputs
 from vit_jax.evaluation.classification import PredictionTotals, outputs_of_batch
 from vit_jax.losses import as_distribution
 from vit_jax.tasks.image_task import LabelTask
-from vit_jax.tasks.task import DataInfo, Metrics, Task
+from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Metrics, Task
 
 
+@TASK_CLASSES.register
 class Classification(LabelTask):
     """Predicts the class of an image."""
 
