@@ -28,7 +28,7 @@ from vit_jax.config.task import TaskConfig
 from vit_jax.data.crops import Crop
 from vit_jax.losses import LabelLoss
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import FAMILIES
+from vit_jax.models.registry import families
 
 ROOT = Path(__file__).resolve().parents[1]
 _PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "experiments/**/*.md", "notebooks/README.md")
@@ -122,7 +122,7 @@ def _linked_files() -> set[str]:
 def config_page() -> str:
     """Returns a page with every config key: type, default, meaning."""
     sections: dict[str, list[str]] = {}
-    for family in FAMILIES:
+    for family in families():
         for key in config_keys(family.options).values():
             section = key.name.rpartition(".")[0] or "run"
             title = f"model: {family.name}" if section == "model" else section

@@ -19,6 +19,7 @@ _LAYERS = (
         "shown_log",
         "warning_signals",
         "registry",
+        "own_functions",
     ),
     ("models",),
     ("config", "losses"),

@@ -4,14 +4,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vit_jax.config.hooks import register_hook
+    from vit_jax.data.augment import register_augmentation
     from vit_jax.data.preprocess import Preprocess, preprocess, preprocess_of
     from vit_jax.data.tokenizers import load_tokenizer
     from vit_jax.errors import UserError
     from vit_jax.interop.load import load_pretrained
     from vit_jax.interop.save import save_pretrained
+    from vit_jax.losses import register_loss
     from vit_jax.models.family import ImageModel
+    from vit_jax.models.image_families import register_family
     from vit_jax.models.registry import create_model, list_models
     from vit_jax.runs import LoadedRun, fit, load_run
+    from vit_jax.tasks.task import register_task
+    from vit_jax.train.optimizers import register_optimizer
 
 __version__ = "0.1.0"
 
@@ -28,6 +34,12 @@ _PUBLIC = {
     "Preprocess": "vit_jax.data.preprocess",
     "preprocess": "vit_jax.data.preprocess",
     "preprocess_of": "vit_jax.data.preprocess",
+    "register_augmentation": "vit_jax.data.augment",
+    "register_family": "vit_jax.models.image_families",
+    "register_hook": "vit_jax.config.hooks",
+    "register_loss": "vit_jax.losses",
+    "register_optimizer": "vit_jax.train.optimizers",
+    "register_task": "vit_jax.tasks.task",
     "save_pretrained": "vit_jax.interop.save",
     "UserError": "vit_jax.errors",
 }
@@ -46,6 +58,12 @@ __all__ = [
     "load_tokenizer",
     "preprocess",
     "preprocess_of",
+    "register_augmentation",
+    "register_family",
+    "register_hook",
+    "register_loss",
+    "register_optimizer",
+    "register_task",
     "save_pretrained",
 ]
 

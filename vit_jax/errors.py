@@ -150,6 +150,10 @@ class SweepError(UserError):
     """A sweep that asks for something impossible, or a folder that holds another sweep."""
 
 
+class PluginError(UserError):
+    """A module, class or function from outside the package that cannot be used."""
+
+
 class HostsError(UserError):
     """Another process of the run is missing or lost; running the command again may work."""
 

@@ -1,54 +1,131 @@
-"""Classes that a config chooses by name, each in a file of its own."""
+"""Names that a config can choose, and what each of them stands for.
 
+The package's own things lie in one file each and are imported when they are asked for. Code from
+outside the package adds to the same registries: `vit_jax.register_loss` and its like.
+"""
+
+import dataclasses
+import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from pydantic_core import CoreSchema, core_schema
+
+from vit_jax.errors import ConfigError, PluginError, nearest
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
-class Registry(Generic[T]):
-    """Name -> class, for the classes of the files of one package.
+class Registry(Mapping[str, T]):
+    """Name -> what it stands for: what the package has, sorted, then what was added, in order.
 
-    A file of the package is named as what it registers, and imported when that is asked for.
+    Each file of `package` is named as what it registers, and imported when that is asked for. With
+    `file`, these are the files of this name in each folder of the package. `kind` is for messages.
     """
 
-    def __init__(self, package: str):
-        self._package, self._found = package, dict[str, Any]()
+    def __init__(self, package: str | None = None, kind: str = "name", file: str | None = None):
+        self.kind, self._package, self._file = kind, package, file
+        self._found = dict[str, tuple[Any, str]]()  # name -> value, module that registered it
 
     def register(self, cls: C) -> C:
-        """Adds a class under the name of its file; use it as a decorator."""
-        self._found[cls.__module__.rpartition(".")[2]] = cls
+        """Adds a class of the package under the name of its file or folder; a decorator."""
+        name = cls.__module__.removeprefix(f"{self._package}.").partition(".")[0]
+        self.add(name, cls, cls.__module__)
         return cls
+
+    def add(self, name: str, value: Any, owner: str) -> None:
+        """Adds a name. The module that owns a name may add it again.
+
+        Raises:
+            PluginError: another module owns the name.
+        """
+        first = self.owner(name) or owner
+        if first != owner:
+            raise PluginError(
+                f"{self.kind} '{name}' of {owner} has the name of one of {first}",
+                f"one {self.kind} with this name",
+                "rename one of them, or load only one of the two",
+            )
+        self._found[name] = value, owner
+
+    def owner(self, name: str) -> str | None:
+        """Returns the module of what has a name; None: there is none."""
+        return self._found[name][1] if name in self._found else self._own_modules.get(name)
+
+    @functools.cached_property
+    def _own_modules(self) -> dict[str, str]:
+        """Returns name -> module of what the package has."""
+        if self._package is None:
+            return {}
+        path = importlib.import_module(self._package).__path__
+        ending = "" if self._file is None else f".{self._file}"
+        return {
+            module.name: f"{self._package}.{module.name}{ending}"
+            for module in pkgutil.iter_modules(path)
+            if module.ispkg == (self._file is not None)
+        }
 
     @property
     def names(self) -> list[str]:
-        """All names, sorted."""
-        path = importlib.import_module(self._package).__path__
-        return sorted({module.name for module in pkgutil.iter_modules(path)} | self._found.keys())
+        """All names, in the order of this mapping."""
+        return [*dict.fromkeys([*sorted(self._own_modules), *self._found])]
 
-    def __getitem__(self, name: str) -> type[T]:
-        """Returns the class with a name.
+    def __getitem__(self, name: str) -> T:
+        if name not in self._found and (module := self._own_modules.get(name)):
+            importlib.import_module(module)
+        return self._found[name][0]
 
-        Raises:
-            KeyError: there is none.
-        """
-        if name not in self._found and name in self.names:
-            importlib.import_module(f"{self._package}.{name}")
-        return self._found[name]
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found or name in self.names
 
     @property
-    def classes(self) -> dict[str, type[T]]:
+    def classes(self) -> dict[str, T]:
         """Name -> class, of all of them."""
-        return {name: self[name] for name in self.names}
+        return dict(self)
 
     def class_of(self, base: Any, section: Mapping[str, Any]) -> Any:
-        """Returns the class that the name in a section chooses.
+        """Returns the class that the name in a section chooses; without one, the default of `base`.
 
-        That is `base` for an unknown name: it raises the error. Without a name it is the default
-        of `base`.
+        Raises:
+            ConfigError: there is no such name.
         """
         name = section.get("name", base.model_fields["name"].default)
-        return self[name] if name in self.names else base
+        if not isinstance(name, str) or name not in self:
+            raise self.unknown(name, "name")
+        return self[name]
+
+    def unknown(self, name: Any, key: str) -> ConfigError:
+        """Returns the error for a name that there is not, in a config key."""
+        return ConfigError(
+            f"is {name!r}",
+            f"one of {', '.join(sorted(self.names))}",
+            f"did you mean {nearest(str(name), self.names)!r}?",
+            key=key,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NameIn:
+    """Marks a string of a config that is a name in a registry: `Annotated[str, NameIn(LOSSES)]`."""
+
+    registry: Registry[Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        def check(value: str) -> str:
+            if value not in self.registry:
+                raise self.registry.unknown(value, "")
+            return value
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return {**handler(schema), "enum": self.registry.names}

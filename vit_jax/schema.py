@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from vit_jax.errors import KEY, PARENT, ConfigError, UserError, nearest, similarity
+from vit_jax.registry import NameIn
 from vit_jax.synonyms import advice, key_of_word
 
 # A key this similar to one of its section is a typing mistake, not a word of another project.
@@ -385,7 +386,10 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
     annotation = field.annotation
     for chosen in field.metadata:
         if isinstance(chosen, ChosenBy):
-            annotation = chosen.choose(inside)
+            try:
+                annotation = chosen.choose(inside)
+            except UserError as error:
+                raise error.under(head) from None
     if not dot:
         return annotation
     for member in _members(annotation):
@@ -506,8 +510,16 @@ def _number(value: float) -> str:
 
 def describe_field(field: FieldInfo) -> str:
     """Returns the type and range of a field, in words."""
+    if names := names_of(field):
+        return f"one of {', '.join(names)}"
     bounds = _range(field.metadata)
     return f"{describe(field.annotation)}, {bounds}" if bounds else describe(field.annotation)
+
+
+def names_of(field: FieldInfo) -> list[str]:
+    """Returns the names of the registry from which a field is chosen; []: it has no registry."""
+    marks = [mark for mark in field.metadata if isinstance(mark, NameIn)]
+    return marks[0].registry.names if marks else []
 
 
 _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}

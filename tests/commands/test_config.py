@@ -9,7 +9,8 @@ from vit_jax.__main__ import main
 from vit_jax.config.fewshot import FewshotDatasetConfig, FewshotRunConfig
 from vit_jax.config.file import load_config
 from vit_jax.config.keys import config_keys
-from vit_jax.models.registry import FAMILIES, AnyImageConfig
+from vit_jax.models.image_families import any_image_config
+from vit_jax.models.registry import families
 from vit_jax.models.text import TextConfig
 from vit_jax.synonyms import _WORDS, key_of_word, words_of_key
 
@@ -113,7 +114,7 @@ def test_a_run_is_compared_with_its_recipe(tmp_path, capsys):
 
 
 def test_every_other_word_belongs_to_a_key():
-    known = config_keys(AnyImageConfig)
+    known = config_keys(any_image_config())
     for key in _WORDS:
         assert key in known
         for word in words_of_key(key).split():
@@ -141,7 +142,7 @@ def test_the_json_schema_accepts_and_refuses_configs(capsys, key, value, valid):
     assert jsonschema.Draft202012Validator(schema).is_valid(config) == valid
 
 
-@pytest.mark.parametrize("options", [AnyImageConfig, *(f.options for f in FAMILIES)])
+@pytest.mark.parametrize("options", [any_image_config(), *(f.options for f in families())])
 def test_every_key_has_a_meaning(options):
     assert [name for name, key in config_keys(options).items() if not key.meaning] == []
 

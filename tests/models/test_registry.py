@@ -20,7 +20,7 @@ from vit_jax.models.registry import (
 )
 from vit_jax.models.resnet import ResNetConfig
 
-IMAGE_MODELS = [name for family in IMAGE_FAMILIES for name in family.sizes]
+IMAGE_MODELS = [name for family in IMAGE_FAMILIES.values() for name in family.sizes]
 
 # Parameters with a 1000-class linear head at 224 px, small models at 32 px. B/16, L/16, H/14 and
 # Ti/16 as published (timm), BiT as in timm (resnetv2_*_bit); the rest follow from the sizes of

@@ -6,17 +6,17 @@ Run as a program, this file writes golden_shardings.json anew; look at the diffe
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import pytest
 from fake_devices import mesh_of
 from flax import nnx
 
-from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.mesh import MeshConfig, Preset
 from vit_jax.models.registry import build_model, family_of, is_small, list_models, model_options
 from vit_jax.named_tree import leaf_names
-from vit_jax.parallel.sharding import PRESETS, parameter_shardings, sharding_rules
+from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
 GOLDEN = Path(__file__).resolve().with_name("golden_shardings.json")
 FAMILIES = ("ViT-B/16", "R50+ViT-B/16", "BiT-R50x1", "Mixer-B/16", "CLIP-ViT-B/16")
@@ -43,7 +43,7 @@ def shardings_of(name: str, **own: Any) -> dict[str, dict[str, tuple[tuple[int, 
 
     params = jax.eval_shape(init)
     found = {}
-    for preset in PRESETS:
+    for preset in get_args(Preset):
         sizes = {**AXES, "tensor": 2 if preset == "fsdp_tensor" else 1, "preset": preset}
         mesh = mesh_of(8 * sizes["tensor"], **sizes)
         rules = sharding_rules(MeshConfig(**sizes), params, mesh)
@@ -95,7 +95,7 @@ def golden():
 
 def test_the_golden_file_has_exactly_the_registered_models(golden):
     assert list(golden["values_per_device"]) == list_models()
-    assert all(list(row) == list(PRESETS) for row in golden["values_per_device"].values())
+    assert all(list(row) == list(get_args(Preset)) for row in golden["values_per_device"].values())
 
 
 def test_models_have_their_golden_shardings(found, golden):

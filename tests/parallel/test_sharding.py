@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,14 @@ from fake_devices import mesh_of
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.config.mesh import MeshConfig
+from vit_jax.config.mesh import MeshConfig, Preset
 from vit_jax.errors import ConfigError
 from vit_jax.models.registry import build_model, model_options
 from vit_jax.named_tree import leaf_names
 from vit_jax.parallel.sharding import (
-    PRESETS,
     match_first,
     parameter_shardings,
+    preset_rules,
     sharding_rules,
     state_shardings,
 )
@@ -83,7 +83,7 @@ def test_fsdp_moves_to_another_dimension_that_it_divides_but_tensor_does_not():
     assert specs["encoder/blocks/mlp/expand/kernel"] == P(None, None, "tensor")
     for preset in ("fsdp", "fsdp_tensor"):
         mesh = mesh_of(256, data=1, fsdp=256)
-        found = parameter_shardings(shapes_of(), mesh, PRESETS[preset])["encoder"]["blocks"]
+        found = parameter_shardings(shapes_of(), mesh, preset_rules(preset))["encoder"]["blocks"]
         assert found["mlp"]["expand"]["kernel"].spec == P(None, None, "fsdp")
         assert found["mlp"]["contract"]["kernel"].spec == P(None, "fsdp", None)
         assert "fsdp" not in found["attention"]["qkv"]["kernel"].spec
@@ -103,8 +103,9 @@ def test_an_axis_of_one_device_shards_nothing():
     """So that the default preset, on a mesh without fsdp and tensor, is plain data parallelism."""
     params = shapes_of()
     sizes = [p.shape for p in jax.tree.leaves(params)]
-    for preset in PRESETS.values():
-        found = jax.tree.leaves(parameter_shardings(params, mesh_of(8), preset))
+    for preset in get_args(Preset):
+        rules = preset_rules(preset)
+        found = jax.tree.leaves(parameter_shardings(params, mesh_of(8), rules))
         assert [s.shard_shape(size) for s, size in zip(found, sizes, strict=True)] == sizes
 
 
@@ -138,7 +139,7 @@ def test_rules_that_do_not_fit_are_errors(config, message):
 def test_a_custom_rule_lets_a_preset_use_the_tensor_axis():
     config = MeshConfig(tensor=2, preset="fsdp", rules=(("head/linear/kernel", ("tensor",)),))
     rules = sharding_rules(config, shapes_of(), mesh_of(8, tensor=2))
-    assert rules == config.rules + PRESETS["fsdp"]
+    assert rules == config.rules + preset_rules("fsdp")
 
 
 def test_moments_and_averages_are_sharded_like_their_parameter():

@@ -142,9 +142,8 @@ def test_an_operation_of_your_own_is_applied_or_refused(content, prepared, task,
         def __call__(self, images, key):
             return (images + 1) / 2 - 1
 
-    Darken.__module__ = "mine.darken"
     monkeypatch.setattr(AUGMENTATIONS, "_found", {**AUGMENTATIONS._found})
-    AUGMENTATIONS.register(Darken)
+    AUGMENTATIONS.add("darken", Darken, "mine")
     if "erasing" in TASKS[task][1]:
         with pytest.raises(ConfigError, match=r"'data\.augment\.darken' is on with "):
             Config.from_mapping(content(task, {"darken": True}))
@@ -160,9 +159,8 @@ def test_operations_are_applied_in_their_order_and_own_ones_last(monkeypatch):
         def __call__(self, images, key):
             return images
 
-    Aardvark.__module__ = "mine.aardvark"
     monkeypatch.setattr(AUGMENTATIONS, "_found", {**AUGMENTATIONS._found})
-    AUGMENTATIONS.register(Aardvark)
+    AUGMENTATIONS.add("aardvark", Aardvark, "mine")
     names = AUGMENTATIONS.names
     augment = augment_class({}).from_mapping({name: ON.get(name, True) for name in names})
     assert [*augment.operations("host")] == ["randaugment", "three_augment", "color_jitter"]

@@ -35,9 +35,10 @@ def _whole_parser() -> argparse.ArgumentParser:
 
     from vit_jax.config.keys import config_keys
     from vit_jax.config.recipes import recipes
-    from vit_jax.models.registry import AnyImageConfig, list_models
+    from vit_jax.models.image_families import any_image_config
+    from vit_jax.models.registry import list_models
 
-    keys = config_keys(AnyImageConfig)
+    keys = config_keys(any_image_config())
     whole = argparse.ArgumentParser(prog="vit-jax")
     commands = whole.add_subparsers()
     for name, text in COMMANDS.items():

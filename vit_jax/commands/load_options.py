@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.commands.arguments import non_negative_int, positive_int
 from vit_jax.errors import ConfigError, WeightsError
 from vit_jax.interop.normalization import NORMALIZATIONS
-from vit_jax.models.image_families import AnyImageConfig
+from vit_jax.models.image_families import any_image_config
 from vit_jax.schema import parse_override
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def model_overrides(overrides: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"argument '--model.{text}'", "--model.KEY=VALUE", "correct it")
-        options[key] = parse_override(AnyImageConfig, key, value)
+        options[key] = parse_override(any_image_config(), key, value)
     return options
 
 

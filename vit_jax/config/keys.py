@@ -13,7 +13,14 @@ from pydantic.fields import FieldInfo
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, nearest
 from vit_jax.models.options import ModelConfig
-from vit_jax.schema import Section, can_be_off, describe_field, is_chosen, usual_class
+from vit_jax.schema import (
+    Section,
+    can_be_off,
+    describe_field,
+    is_chosen,
+    names_of,
+    usual_class,
+)
 from vit_jax.synonyms import key_of_word, words_of_key
 
 
@@ -131,7 +138,7 @@ def _key(name: str, field: FieldInfo, value: Any, *, has_value: bool) -> ConfigK
         required=required,
         default=default,
         value=value if has_value else default,
-        choices=_choices(field.annotation),
+        choices=tuple(names_of(field)) or _choices(field.annotation),
     )
 
 

@@ -14,17 +14,17 @@ from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.evaluation import EvaluationConfig
 from vit_jax.config.fewshot import FewshotConfig
 from vit_jax.config.flexible import FlexibleConfig, check_flexible
+from vit_jax.config.hooks import HooksConfig, hooks_class
 from vit_jax.config.init import InitConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.split_overlap import overlap
-from vit_jax.config.task import TaskConfig, task_class
+from vit_jax.config.task import TASKS, TaskConfig, task_class
 from vit_jax.errors import KEY, ConfigError
 from vit_jax.losses import LabelLoss, loss_class
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.schema import ChosenBy, Section, option, section
-from vit_jax.tasks import TASKS
 
 # Largest number of classes whose accuracies are measured by default.
 _MOST_CLASSES = 100
@@ -120,11 +120,17 @@ class Config(Section):
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
     logging: LoggingConfig = section(LoggingConfig, changes_result=False)
+    hooks: Annotated[HooksConfig, ChosenBy(hooks_class)] = section(
+        lambda: hooks_class({})(), changes_result=False
+    )
     profile: ProfileConfig = section(ProfileConfig, changes_result=False)
     mesh: MeshConfig = section(MeshConfig)
 
     def __init__(self, **values: Any):
-        task = task_class(values.get("task"))
+        try:
+            task = task_class(values.get("task"))
+        except ConfigError as error:
+            raise error.under("task") from None
         if task.reads_loss and values.get("loss") is None:
             values["loss"] = {}
         if not task.reads_loss and values.get("loss") is not None:

@@ -5,23 +5,21 @@ import only `schema`, `errors` and config sections, so that the config can be re
 """
 
 import functools
-import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from vit_jax.data.augment import STAGES, Operation, Stage
 from vit_jax.errors import ConfigError
+from vit_jax.registry import NameIn, Registry
 from vit_jax.schema import Section, option
-from vit_jax.tasks import TASKS
 
+TASKS: Registry["type[TaskConfig]"] = Registry("vit_jax.tasks", "task", file="config")
 if TYPE_CHECKING:
     from vit_jax.config.run import Config
 
     TaskName = str
 else:
-    TaskName = Literal[tuple(TASKS)]
-
-_USUAL = "classification"
+    TaskName = Annotated[str, NameIn(TASKS)]
 
 
 class TaskConfig(Section):
@@ -37,7 +35,7 @@ class TaskConfig(Section):
         keeps_average: whether it keeps a moving average of the parameters itself, as its teacher.
     """
 
-    name: TaskName = option(_USUAL)
+    name: TaskName = option("classification")
     """What the model learns; `vit_jax/tasks` has a folder for each."""
 
     reads_loss: ClassVar[bool] = False
@@ -90,14 +88,7 @@ class TaskConfig(Section):
 
     @classmethod
     def named_classes(cls) -> Mapping[str, type[Section]]:
-        return {name: task_config(name) for name in TASKS}
-
-
-@functools.cache
-def task_config(name: str) -> type[TaskConfig]:
-    """Returns the section class of a task."""
-    module = importlib.import_module(f"vit_jax.tasks.{name}.config")
-    return getattr(module, f"{TASKS[name]}Config")
+        return TASKS.classes
 
 
 def task_class(section: Any) -> type[TaskConfig]:
@@ -105,10 +96,8 @@ def task_class(section: Any) -> type[TaskConfig]:
     if isinstance(section, TaskConfig):
         return type(section)
     if isinstance(section, str):
-        raise ConfigError(f"is {section!r}", "a section", f"set task.name={section}", key="task")
-    name = section.get("name", _USUAL) if isinstance(section, Mapping) else _USUAL
-    known = isinstance(name, str) and name in TASKS
-    return task_config(name) if known else TaskConfig  # Which raises the error for the name.
+        raise ConfigError(f"is {section!r}", "a section", f"set task.name={section}", key="")
+    return TASKS.class_of(TaskConfig, section if isinstance(section, Mapping) else {})
 
 
 def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:

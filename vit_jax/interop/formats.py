@@ -18,7 +18,7 @@ from vit_jax.interop.normalization import Normalization
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.family import EvalView
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import FAMILIES, family_of, model_options, model_shape
+from vit_jax.models.registry import families, family_of, model_options, model_shape
 
 if TYPE_CHECKING:
     from vit_jax.interop.load import Loaded
@@ -96,7 +96,7 @@ def formats_of(options: ModelConfig) -> list[Format]:
 
 def all_formats() -> list[Format]:
     """Returns the formats of all families."""
-    return [_import_format(name) for family in FAMILIES for name in family.formats]
+    return [_import_format(name) for family in families() for name in family.formats]
 
 
 def _import_format(module: str) -> Format:

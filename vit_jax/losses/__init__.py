@@ -4,18 +4,21 @@ To add a loss, write a file with a subclass of `LabelLoss` and register it: its 
 of the section `loss`, its method `per_example` is the loss.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from vit_jax.registry import Registry
+from vit_jax.own_functions import FromFunction, own_function, owner_of, section_of_function
+from vit_jax.registry import NameIn, Registry
 from vit_jax.schema import Section, option
 
-LOSSES: Registry["LabelLoss"] = Registry(__name__)
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOSSES: Registry["type[LabelLoss]"] = Registry(__name__, "loss")
 if TYPE_CHECKING:
     LossName = str
 else:
-    LossName = Literal[tuple(LOSSES.names)]
+    LossName = Annotated[str, NameIn(LOSSES)]
 
 
 class LabelLoss(Section):
@@ -57,6 +60,41 @@ class LabelLoss(Section):
             targets: f32[B, C], the share of each class: one-hot, smoothed or mixed.
         """
         raise NotImplementedError
+
+
+class _OwnLoss(FromFunction, LabelLoss):
+    """A loss made of a registered function."""
+
+    def per_example(self, logits: Any, targets: Any) -> Any:
+        return self.own.checked(self.call(logits, targets), logits.shape[:1], "float32")
+
+
+def register_loss(function: F) -> F:
+    """Registers a loss between logits and labels; use it as a decorator.
+
+    The function's name is a value of `loss.name`. Its keyword-only parameters are keys of the
+    section `loss`: each has a default and a type (bool, int, float, str, None, Literal, or a tuple
+    of them), and the docstring's "Args" says what it means.
+
+    Args:
+        function: (logits f32[B, C], targets f32[B, C], *, keys) -> loss of each example f32[B].
+            Targets are the share of each class: one-hot, smoothed or mixed.
+
+    Returns:
+        The function, unchanged.
+
+    Raises:
+        PluginError: parameters that cannot be keys, or a name that another module has registered.
+
+    >>> @register_loss  # doctest: +SKIP
+    ... def focal(logits, targets, *, gamma: float = 2.0):
+    ...     p = jax.nn.softmax(logits)
+    ...     return -(targets * (1 - p) ** gamma * jax.nn.log_softmax(logits)).sum(-1)
+    """
+    own = own_function("loss", function, ("logits", "targets"))
+    section = section_of_function(own, _OwnLoss, name=(LossName, option(own.name)))
+    LOSSES.add(own.name, section, owner_of(function))
+    return function
 
 
 loss_class = partial(LOSSES.class_of, LabelLoss)

@@ -9,17 +9,33 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import KEY, ConfigError
+from vit_jax.errors import KEY, ConfigError, PluginError
 from vit_jax.models.aliases import find_alias, our_name
-from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel
-from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
+from vit_jax.models.family import IMAGE_SIZE, SMALL_IMAGE_SIZE, Family, ImageModel, ShardingRule
+from vit_jax.models.image_families import (
+    IMAGE_FAMILIES,
+    any_image_config,
+    find_family,
+    is_registered_outside,
+)
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
 from vit_jax.rng import usual_numbers
 from vit_jax.synonyms import advice, meant_name
 
-FAMILIES: tuple[Family, ...] = (*IMAGE_FAMILIES, TWO_TOWERS)
+
+def families() -> tuple[Family, ...]:
+    """Returns all model families."""
+    return (*IMAGE_FAMILIES.values(), TWO_TOWERS)
+
+
+def all_sharding_rules() -> tuple[ShardingRule, ...]:
+    """Returns the sharding rules of all families, alone and as the image tower of a pair."""
+    rules = [rule for family in families() for rule in family.sharding_rules]
+    for family in IMAGE_FAMILIES.values():
+        rules += [(f"image/(?:{pattern})", axes) for pattern, axes in family.sharding_rules]
+    return tuple(dict.fromkeys(rules))
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -35,7 +51,7 @@ def list_models(pattern: str = "*") -> list[str]:
     True
     """
     wanted = our_name(pattern).lower()
-    names = [name for family in FAMILIES for name in family.sizes]
+    names = [name for family in families() for name in family.sizes]
     return [name for name in names if fnmatch.fnmatchcase(name.lower(), wanted)]
 
 
@@ -45,7 +61,7 @@ def family_of(name: str) -> Family:
     >>> family_of("R50+ViT-B/16").name
     'ViT'
     """
-    return find_family(name, FAMILIES)
+    return find_family(name, (TWO_TOWERS,))
 
 
 def default_image_size(name: str) -> int:
@@ -64,7 +80,7 @@ def default_image_size(name: str) -> int:
 
 def is_small(name: str) -> bool:
     """Whether a listed model is for 32-pixel images."""
-    return any(name in family.small for family in FAMILIES)
+    return any(name in family.small for family in families())
 
 
 def options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
@@ -72,7 +88,7 @@ def options_class(mapping: Mapping[str, Any]) -> type[ModelConfig]:
     name = mapping.get("name")
     if not isinstance(name, str):
         return ModelConfig  # Raises the error for a missing or wrong name.
-    return AnyImageConfig if name == AUTO else family_of(name).options
+    return any_image_config() if name == AUTO else family_of(name).options
 
 
 def model_options(name: str, **options: Any) -> ModelConfig:
@@ -105,11 +121,44 @@ def build_model(
     that it will run on; None: the default backend.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    model = family_of(options.name).build(
+    family = family_of(options.name)
+    model = family.build(
         options, num_classes=num_classes, image_size=size, key=key, platform=platform
     )
+    if is_registered_outside(family):
+        _check_model(family, model, num_classes)
     model.config = options
     return model
+
+
+_REQUIRED = ("__call__", "layer_outputs", "final_norm", "num_layers", "intermediates")
+
+
+def _check_model(family: Family, model: Any, num_classes: int) -> None:
+    """Raises PluginError unless a model of a family from outside is complete."""
+    what = f"family {family.name} of {IMAGE_FAMILIES.owner(family.name)}"
+    if not isinstance(model, ImageModel):
+        raise PluginError(
+            f"{what} built a {type(model).__name__}",
+            "a vit_jax.ImageModel",
+            "derive the class of the model from it",
+        )
+    missing = [n for n in _REQUIRED if getattr(type(model), n) is getattr(ImageModel, n)]
+    missing += [n for n in ("image_size", "grid") if not hasattr(model, n)]
+    if missing:
+        raise PluginError(
+            f"{what} built a {type(model).__name__} without {', '.join(missing)}",
+            "what vit_jax.ImageModel asks for",
+            "add it to the class",
+        )
+    logits = jax.eval_shape(model, *model.example_inputs(2))
+    shape = getattr(logits, "shape", ())
+    if len(shape) != 2 or shape[0] != 2 or (num_classes and shape[1] != num_classes):
+        raise PluginError(
+            f"{what} returned {logits} for two images and {num_classes} classes",
+            f"logits [2, {num_classes}]" if num_classes else "features [2, width]",
+            "correct __call__ of the model",
+        )
 
 
 def create_model(
@@ -203,8 +252,8 @@ def layer_indices(params: Any) -> dict[str, np.ndarray]:
 
 def _layers_of(leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the layer index of each parameter of one tower, or of an image model."""
-    order = [pattern for family in FAMILIES for pattern in family.layer_order]
-    embeddings = {order.index(family.layer_order[0]) for family in FAMILIES if family.layer_order}
+    order = [pattern for family in families() for pattern in family.layer_order]
+    embeddings = {order.index(family.layer_order[0]) for family in families() if family.layer_order}
     steps = {name: _first_match(order, name) for name in leaves}
 
     def is_stacked(name: str) -> bool:

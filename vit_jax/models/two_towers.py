@@ -19,7 +19,7 @@ from vit_jax.models.aliases import our_name
 from vit_jax.models.blocks import EncoderShape
 from vit_jax.models.family import Family, ImageModel, Layer
 from vit_jax.models.heads import Head
-from vit_jax.models.image_families import IMAGE_FAMILIES, AnyImageConfig, find_family
+from vit_jax.models.image_families import any_image_config, find_family, is_image_model
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.stacking import Stack
 from vit_jax.models.text import TEXT_SIZES, TextConfig, TextTower, text_shape
@@ -32,7 +32,7 @@ _SHARED = ("dtype", "initial_values", "remat", "scan")
 def _image_section(mapping: Mapping[str, Any]) -> type[ModelConfig]:
     """Returns the class of the section of an image tower, chosen by its name."""
     name = mapping.get("name")
-    return find_family(name, IMAGE_FAMILIES).options if isinstance(name, str) else AnyImageConfig
+    return find_family(name).options if isinstance(name, str) else any_image_config()
 
 
 class TwoTowersConfig(ModelConfig):
@@ -97,7 +97,7 @@ def _tower(given: Any, defaults: Mapping[str, Any], shared: Mapping[str, Any], k
             )
     if key == "image" and isinstance(name := given.get("name"), str):
         # Another image tower keeps the defaults that its family has.
-        known = find_family(name, IMAGE_FAMILIES).options.model_fields
+        known = find_family(name).options.model_fields
         defaults = {option: value for option, value in defaults.items() if option in known}
     return {**defaults, **shared, **given}
 
@@ -161,12 +161,12 @@ def named_options(name: str) -> dict[str, Any] | None:
         image, text, width = _LIT[name]
         return {"image": {"name": image}, "text": text, "embedding_size": width}
     match = re.fullmatch(r"(CLIP|SigLIP|SigLIP2|LiT)-(.+)", name)
-    if match is None or not _is_image_model(match[2]):
+    if match is None or not is_image_model(match[2]):
         return None
     method, image = match[1], match[2]
     found = re.search(r"ViT-(\w+)/", image)
     size = found[1] if found else "B"
-    is_vit = find_family(image, IMAGE_FAMILIES) is VIT
+    is_vit = find_family(image) is VIT
     if method == "CLIP":
         text = f"Text-{_CLIP_SIZES.get(size, size)}"
         return {
@@ -186,17 +186,13 @@ def named_options(name: str) -> dict[str, Any] | None:
     }
 
 
-def _is_image_model(name: str) -> bool:
-    return any(name in f.sizes or f.parse(name) is not None for f in IMAGE_FAMILIES)
-
-
 def _parse(name: str) -> TwoTowersShape | None:
     return None if named_options(name) is None else towers_shape(TwoTowersConfig(name=name))
 
 
 def towers_shape(options: TwoTowersConfig) -> TwoTowersShape:
     """Returns the sizes of both towers, with the overrides of the options."""
-    family = find_family(options.image.name, IMAGE_FAMILIES)
+    family = find_family(options.image.name)
     return TwoTowersShape(family.shape(options.image), text_shape(options.text))
 
 
@@ -340,7 +336,7 @@ def _build(
             f"use a task of images and texts, or the image model {options.image.name}",
         )
     rngs = nnx.Rngs(params=key)
-    family = find_family(options.image.name, IMAGE_FAMILIES)
+    family = find_family(options.image.name)
     image = family.build(
         options.image, num_classes=0, image_size=image_size, key=rngs.params(), platform=platform
     )
@@ -366,7 +362,7 @@ def _build(
 
 
 def _describe(options: TwoTowersConfig, model: TwoTowers) -> list[tuple[str, str, str]]:
-    family, shape = find_family(options.image.name, IMAGE_FAMILIES), text_shape(options.text)
+    family, shape = find_family(options.image.name), text_shape(options.text)
     rows = family.describe(options.image, model.image)
     return [
         ("image tower", options.image.name, ""),
@@ -384,7 +380,7 @@ def _describe(options: TwoTowersConfig, model: TwoTowers) -> list[tuple[str, str
 
 def tower_stacks(options: TwoTowersConfig, image_size: tuple[int, int]) -> list[Stack]:
     """Returns the stacks of the image tower, if it has one, and of the text tower."""
-    family, shape = find_family(options.image.name, IMAGE_FAMILIES), text_shape(options.text)
+    family, shape = find_family(options.image.name), text_shape(options.text)
     tokens = options.text.context_length
     features = 9 * shape.width + 2 * shape.mlp_dim
     text = Stack(shape.depth, shape.width, tokens, tokens * (features + shape.num_heads * tokens))
@@ -395,10 +391,6 @@ def tower_stacks(options: TwoTowersConfig, image_size: tuple[int, int]) -> list[
 def _stack(options: TwoTowersConfig, image_size: tuple[int, int]) -> Stack:
     """Returns the stack of the tower that keeps more values for its backward pass."""
     return max(tower_stacks(options, image_size), key=lambda s: s.depth * s.layer_values)
-
-
-def _prefixed(pattern: str) -> str:
-    return rf"image/(?:{pattern})"
 
 
 TWO_TOWERS = Family(
@@ -413,11 +405,6 @@ TWO_TOWERS = Family(
     build=_build,
     describe=_describe,
     sharding_rules=(
-        *dict.fromkeys(
-            (_prefixed(pattern), axes)
-            for family in IMAGE_FAMILIES
-            for pattern, axes in family.sharding_rules
-        ),
         *((rf"text/(?:{pattern})", axes) for pattern, axes in VIT.sharding_rules),
         (r"text/token_embedding", (None, "fsdp")),
         (r"(image_|text/)projection/kernel", ("fsdp", "tensor")),

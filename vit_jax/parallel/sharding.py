@@ -14,27 +14,28 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig, Preset
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.models.registry import FAMILIES
+from vit_jax.models.registry import all_sharding_rules
 from vit_jax.named_tree import map_named, named_leaves
 
 Rule = tuple[str | None, ...]
 Rules = tuple[tuple[str, Rule], ...]
 
+
 # Rules of all families. The first pattern that matches a parameter's whole name is used. A rule
 # gives the mesh axes of a parameter's last dimensions, so it also holds inside a stack of layers,
 # which adds a leading axis. Parameters without a rule are replicated.
-_FSDP_TENSOR: Rules = (
-    *dict.fromkeys(rule for family in FAMILIES for rule in family.sharding_rules),
-    (r".*", ()),
-)
-PRESETS: dict[Preset, Rules] = {
-    "replicated": ((r".*", ()),),
-    "fsdp": tuple(
+def preset_rules(preset: Preset = "fsdp_tensor") -> Rules:
+    """Returns the rules of a value of `mesh.preset`."""
+    rest = ((r".*", ()),)
+    if preset == "replicated":
+        return rest
+    rules = (*all_sharding_rules(), *rest)
+    if preset == "fsdp_tensor":
+        return rules
+    return tuple(
         (pattern, tuple(axis if axis == "fsdp" else None for axis in rule))
-        for pattern, rule in _FSDP_TENSOR
-    ),
-    "fsdp_tensor": _FSDP_TENSOR,
-}
+        for pattern, rule in rules
+    )
 
 
 def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
@@ -59,7 +60,7 @@ def sharding_rules(config: MeshConfig, params: Any, mesh: Mesh) -> Rules:
                     f"at most the {len(leaves[name].shape)} dimensions of {name}",
                     "shorten the rule or narrow the pattern",
                 )
-    rules = config.rules + PRESETS[config.preset]
+    rules = config.rules + preset_rules(config.preset)
     if mesh.shape["tensor"] > 1 and not any("tensor" in rule for _, rule in rules):
         raise ConfigError(
             f"mesh.tensor is {mesh.shape['tensor']} with preset {config.preset}",
@@ -81,13 +82,14 @@ def match_first(name: str, patterns: tuple[tuple[str, Any], ...], key: str) -> A
     )
 
 
-def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, rules: Rules = _FSDP_TENSOR) -> Any:
-    """Returns a sharding for each parameter (or its shape), by the rules.
+def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, rules: Rules | None = None) -> Any:
+    """Returns a sharding for each parameter (or its shape), by the rules; None: the default preset.
 
     If the number of devices of an axis does not divide a dimension, the dimension is not sharded
     over it. `fsdp` is then moved to the largest other dimension of the rule that it divides,
     because for fsdp it does not matter which dimension is sharded.
     """
+    rules = preset_rules() if rules is None else rules
 
     def sharding(name: str, leaf: Any) -> NamedSharding:
         return NamedSharding(
@@ -98,7 +100,7 @@ def parameter_shardings(params: Mapping[str, Any], mesh: Mesh, rules: Rules = _F
 
 
 def state_shardings(
-    state: Any, params: Mapping[str, Any], mesh: Mesh, rules: Rules = _FSDP_TENSOR
+    state: Any, params: Mapping[str, Any], mesh: Mesh, rules: Rules | None = None
 ) -> Any:
     """Returns a sharding for each leaf of a training state.
 

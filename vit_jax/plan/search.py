@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from vit_jax.config.mesh import Preset
 from vit_jax.config.run import Config
@@ -13,7 +13,7 @@ from vit_jax.models.options import AUTO
 from vit_jax.models.registry import model_shape
 from vit_jax.models.stacking import Remat
 from vit_jax.parallel.mesh import AXES
-from vit_jax.parallel.sharding import PRESETS, Rules
+from vit_jax.parallel.sharding import Rules, preset_rules
 from vit_jax.plan.estimate import CompilerError, Plan
 
 # Remat policies, sorted from the fastest to the one with the least memory.
@@ -66,11 +66,11 @@ def placements(config: Config, mesh_sizes: list[MeshShape]) -> list[tuple[MeshSh
     devices along `tensor` do the same work are omitted.
     """
     own = config.mesh.preset
-    names: list[Preset] = [own, *(name for name in PRESETS if name != own)]
+    names: list[Preset] = [own, *(name for name in get_args(Preset) if name != own)]
     found: dict[Any, tuple[MeshShape, Preset]] = {}
     for mesh in mesh_sizes:
         for name in names:
-            rules = _effective_rules(config.mesh.rules + PRESETS[name], mesh)
+            rules = _effective_rules(config.mesh.rules + preset_rules(name), mesh)
             cut = {axis for _, rule in rules for axis in rule} - {None}
             if mesh[2] > 1 and "tensor" not in cut:
                 continue

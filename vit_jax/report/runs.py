@@ -119,9 +119,9 @@ def _fill_in_defaults(runs: Sequence[Run]) -> None:
     keys = {key for run in runs for key in run.config if key.startswith("model.")}
     if all(run.config.keys() >= keys for run in runs):
         return
-    from vit_jax.models.image_families import AnyImageConfig  # Has the options of all families.
+    from vit_jax.models.image_families import any_image_config  # Has the options of all families.
 
-    defaults = flatten(default_values(AnyImageConfig, "model."))
+    defaults = flatten(default_values(any_image_config(), "model."))
     for run in runs:
         missing = keys & defaults.keys() - run.config.keys()
         run.config |= {key: defaults[key] for key in sorted(missing)}

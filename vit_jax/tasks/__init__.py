@@ -3,14 +3,5 @@
 config.py     its config section, a subclass of `TaskConfig`, and options that it does not support
 task.py       its class: model, augmentation on the device, loss, evaluation
 
-To add a task, write its folder and add its name and class here; the section is CLASSConfig.
+To add a task, write its folder and register both: `TASKS.register` and `TASK_CLASSES.register`.
 """
-
-TASKS = {
-    "classification": "Classification",
-    "masked_patches": "MaskedPatches",
-    "distillation": "Distillation",
-    "mae": "Mae",
-    "dino": "Dino",
-    "image_text": "ImageText",
-}

@@ -3,11 +3,11 @@
 import copy
 import dataclasses
 import functools
-import importlib
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -16,16 +16,22 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from vit_jax.config.run import Config
+from vit_jax.config.task import TASKS, TaskConfig
 from vit_jax.data.arrays import Preprocessing
 from vit_jax.data.augment import Operation
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.sources.base import Source
+from vit_jax.errors import PluginError
 from vit_jax.evaluation.loop import Totals
 from vit_jax.losses import as_distribution
 from vit_jax.models.registry import model_shape
 from vit_jax.models.stacking import LayerLoop
+from vit_jax.own_functions import owner_of
+from vit_jax.registry import Registry
 from vit_jax.rng import stream
-from vit_jax.tasks import TASKS
+
+TASK_CLASSES: Registry["type[Task]"] = Registry("vit_jax.tasks", "task", file="task")
+K = TypeVar("K", bound=type)
 
 # Name -> value to log, a scalar; `Teacher.update` may also take arrays.
 Metrics = dict[str, Float[Array, "..."]]
@@ -254,12 +260,45 @@ class Task(ABC):
         return stream(self.config.seed, name, step)
 
 
+def register_task(options: type[TaskConfig]) -> Callable[[K], K]:
+    """Registers a task, a subclass of `ImageTask` or `Task`; use it as a decorator.
+
+    Args:
+        options: the section of the task, a subclass of `TaskConfig`. The default of its field
+            `name` is the value of `task.name`, and its other fields are the keys `task.KEY`.
+
+    Raises:
+        PluginError: a method is missing, or another module has registered this name.
+
+    >>> @register_task(RotationConfig)  # doctest: +SKIP
+    ... class Rotation(ImageTask): ...
+    """
+
+    def register(cls: K) -> K:
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        if not (inspect.isclass(cls) and issubclass(cls, Task)) or missing:
+            raise PluginError(
+                f"task {cls.__name__} of {owner_of(cls)} has no {missing or 'base class Task'}",
+                "a subclass of vit_jax.tasks.task.Task with all its methods",
+                "add what is missing",
+            )
+        if not (inspect.isclass(options) and issubclass(options, TaskConfig)):
+            raise PluginError(
+                f"task {cls.__name__} of {owner_of(cls)} with the section {options!r}",
+                "a subclass of vit_jax.config.task.TaskConfig",
+                "pass its class to register_task",
+            )
+        name, owner = options.model_fields["name"].default, owner_of(cls)
+        TASKS.add(name, options, owner)
+        TASK_CLASSES.add(name, cls, owner)
+        return cls
+
+    return register
+
+
 def build_task(config: Config, data: DataInfo, *, platform: str) -> Task:
     """Returns the task of a run; `platform` is "cpu", "gpu" or "tpu"."""
-    name = config.task.name
-    module = importlib.import_module(f"vit_jax.tasks.{name}.task")
-    task: type[Task] = getattr(module, TASKS[name])
-    return task.for_config(config)(config, data, platform=platform)
+    return TASK_CLASSES[config.task.name].for_config(config)(config, data, platform=platform)
 
 
 def model_image_size(config: Config) -> tuple[int, int]:

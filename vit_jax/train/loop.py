@@ -14,6 +14,7 @@ from vit_jax.run.folder import RunFolder
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.train.evaluations import Evaluations
 from vit_jax.train.feed import TrainingFeed
+from vit_jax.train.hooks import Hooks
 from vit_jax.train.inputs import RunInputs, open_inputs
 from vit_jax.train.profile import Profile
 from vit_jax.train.program import Program
@@ -130,7 +131,7 @@ def _run_steps(
 ) -> tuple[int, TrainState]:
     """Runs the remaining training steps; returns the last step and the state after it."""
     step, state = session.start.step, session.start.state
-    profile = Profile(session, step_log.paused)
+    profile, hooks = Profile(session, step_log.paused), Hooks(session.config.hooks)
     with session.account.part("compile"):
         step_log.compile_steps()
         # Gloo fails if processes reach the first collective more than 30 s apart.
@@ -143,6 +144,9 @@ def _run_steps(
                 program, batch = next(feed)
             state, metrics = program.compiled(state, batch, *session.frozen)
             step_log.add(step, metrics, len(feed.skipped))
+            if hooks.are_due(step):
+                with step_log.paused():
+                    hooks.run(step, state, metrics)
 
             # Evaluated before it is saved, because the best weights so far are always saved.
             if evaluations.is_due(step) and not session.stop_requested():

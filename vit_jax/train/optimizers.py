@@ -3,10 +3,11 @@
 The chain is clip -> optimizer at learning rate 1 -> weight decay -> per-layer scale -> schedule.
 """
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ import optax
 import optax.contrib
 
 from vit_jax.config.optimizer import SCHEDULE_FREE, OptimizerConfig
-from vit_jax.errors import ConfigError, nearest
+from vit_jax.errors import ConfigError, PluginError, nearest
 from vit_jax.models.heads import is_head
+from vit_jax.own_functions import OwnFunction, owner_of
+from vit_jax.registry import Registry
 from vit_jax.schema import describe
 from vit_jax.train.own_optimizers import adafactor, clip_tensors, lamb, muon
 from vit_jax.train.parameter_groups import (
@@ -26,6 +29,8 @@ from vit_jax.train.parameter_groups import (
     scale_each,
     weight_decay_mask,
 )
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Elementwise optimizers of optax and optax.contrib: a stack of layers is updated like its layers.
 _ELEMENTWISE = (
@@ -38,11 +43,11 @@ _ELEMENTWISE = (
 # layer of a stack must be updated separately.
 _PER_TENSOR = ("adafactor", "lamb", "lars", "muon")
 _OWN = {"adafactor": adafactor, "lamb": lamb, "muon": muon}
-OPTIMIZERS: dict[str, Callable[..., Any]] = {
-    name: _OWN.get(name) or getattr(optax, name, None) or getattr(optax.contrib, name)
-    for name in (*_ELEMENTWISE, *_PER_TENSOR, SCHEDULE_FREE)
-}
-"""Name -> function of optax, or ours where optax differs from the authors' code."""
+# Name -> function of optax, or ours where optax differs from the authors' code.
+OPTIMIZERS: Registry[Callable[..., Any]] = Registry(kind="optimizer")
+for _name in (*_ELEMENTWISE, *_PER_TENSOR, SCHEDULE_FREE):
+    _function = _OWN.get(_name) or getattr(optax, _name, None) or getattr(optax.contrib, _name)
+    OPTIMIZERS.add(_name, _function, __name__)
 # Arguments of optax's functions that `optimizer.options` must not set -> the key that sets them.
 _NOT_OPTIONS = {
     "base_optimizer": None,
@@ -56,6 +61,37 @@ _NOT_OPTIONS = {
 _STATE_DTYPE_KEYS = ("mu_dtype", "accumulator_dtype", "dtype_momentum")
 # Matches the first layer of a model, which is no hidden matrix for Muon.
 _INPUT = re.compile(r"(^|/)(patch_embedding|conv_root)/")
+
+
+def register_optimizer(function: F) -> F:
+    """Registers an optimizer; use it as a decorator.
+
+    The function's name is a value of `optimizer.name`. Its other arguments are keys of
+    `optimizer.options`. It runs at learning rate 1: clipping, weight decay, layer-wise rates and
+    the schedule are added around it, as for every optimizer. Each layer of a stack of layers is
+    updated by itself.
+
+    Args:
+        function: (learning_rate, ...) -> optax.GradientTransformation, like the functions of optax.
+
+    Returns:
+        The function, unchanged.
+
+    Raises:
+        PluginError: no argument learning_rate, or a name that another module has registered.
+
+    >>> @register_optimizer  # doctest: +SKIP
+    ... def plain(learning_rate, momentum: float = 0.0):
+    ...     return optax.sgd(learning_rate, momentum)
+    """
+    if "learning_rate" not in inspect.signature(function).parameters:
+        raise PluginError(
+            f"optimizer '{function.__name__}' of {owner_of(function)} has no learning_rate",
+            "(learning_rate, ...) -> optax.GradientTransformation",
+            "add this argument; it is 1, because the schedule multiplies the update",
+        )
+    OPTIMIZERS.add(function.__name__, function, owner_of(function))
+    return function
 
 
 def build_optimizer(
@@ -130,13 +166,7 @@ def schedule_free_params(opt_state: Any, params: Any) -> Any:
 def _arguments(name: str) -> Mapping[str, inspect.Parameter]:
     """Returns the arguments of an optimizer's function."""
     if name not in OPTIMIZERS:
-        known = sorted(OPTIMIZERS)
-        raise ConfigError(
-            f"is {name!r}",
-            f"one of {', '.join(known)}",
-            f"did you mean {nearest(name, known)!r}?",
-            key="optimizer.name",
-        )
+        raise OPTIMIZERS.unknown(name, "optimizer.name")
     return inspect.signature(OPTIMIZERS[name]).parameters
 
 
@@ -150,7 +180,8 @@ def _chain(
 ) -> optax.GradientTransformation:
     """Returns clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
     base = _base_optimizer(config, name, options)
-    parts = [by_layer(base, params) if name in _PER_TENSOR else base]
+    # Of an optimizer from outside it is not known.
+    parts = [base if name in _ELEMENTWISE else by_layer(base, params)]
     if config.clip_global_norm is not None and config.clip_each_parameter:
         parts.insert(0, by_layer(clip_tensors(config.clip_global_norm), params))
     elif config.clip_global_norm is not None:
@@ -184,6 +215,8 @@ def _base_optimizer(
         options.update(weight_decay=config.weight_decay, mask=_mask_fn(config))
     elif "weight_decay" in _arguments(name):
         options["weight_decay"] = 0.0
+    if OPTIMIZERS.owner(name) != __name__:
+        return _own_optimizer(name, options)
     if name == "muon":
         options["is_matrix"] = _is_hidden_matrix
     try:
@@ -197,6 +230,28 @@ def _base_optimizer(
             "options that optax accepts",
             f"see optax's documentation of {name}",
         ) from None
+    return base
+
+
+def _own_optimizer(name: str, options: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Returns an optimizer from outside at learning rate 1, after checking its updates."""
+    own = OwnFunction("optimizer", name, OPTIMIZERS[name])
+    base = own(learning_rate=1.0, **options)
+    if not isinstance(base, optax.GradientTransformation):
+        raise own.error(f"returned {base!r}", "an optax.GradientTransformation", "return one")
+    params = {"kernel": jnp.zeros((2, 3))}
+
+    def update(params: Any) -> Any:
+        return base.update(params, base.init(params), params)[0]
+
+    updates = dataclasses.replace(own, function=update)
+    found = jax.eval_shape(updates, params)
+    if found != jax.eval_shape(lambda: params):
+        raise own.error(
+            f"updates {{'kernel': float32[2, 3]}} by {found}",
+            "updates with the names, shapes and types of the parameters",
+            "return such updates",
+        )
     return base
 
 

@@ -16,19 +16,24 @@ what that gets and returns. A task applies an operation, or refuses it because o
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import pydantic
+from PIL import Image
 
-from vit_jax.data.crops import Crop, crop_class
+from vit_jax.data.crops import Crop, crop_class, register_crop
+from vit_jax.errors import PluginError
+from vit_jax.own_functions import FromFunction, own_function, owner_of, section_of_function
 from vit_jax.registry import Registry
 from vit_jax.schema import ChosenBy, Section, section
 
-AUGMENTATIONS: Registry["Operation"] = Registry(__name__)
+AUGMENTATIONS: Registry["type[Operation]"] = Registry(__name__, "augmentation")
 
 Stage = Literal["host", "uint8", "device", "mix"]
 STAGES: tuple[Stage, ...] = ("host", "uint8", "device", "mix")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Operation(Section):
@@ -83,6 +88,69 @@ class AugmentConfig(Section):
             if isinstance(value, Operation) and value.stage in stages
         }
         return dict(sorted(found.items(), key=lambda entry: (entry[1].place, entry[0])))
+
+
+class _OwnHost(FromFunction, Operation):
+    """An operation on one image, made of a registered function."""
+
+    stage = "host"
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        pixels = np.asarray(image)
+        return Image.fromarray(self.own.checked(self.call(pixels, rng), pixels.shape, "uint8"))
+
+
+class _OwnDevice(FromFunction, Operation):
+    """An operation on a batch of images, made of a registered function."""
+
+    stage = "device"
+
+    def __call__(self, images: Any, key: Any) -> Any:
+        return self.own.checked(self.call(images, key), images.shape, str(images.dtype))
+
+
+def register_augmentation(*, stage: str) -> Callable[[F], F]:
+    """Registers an augmentation of training images; use it as a decorator with a stage.
+
+    The function's name is a key of `data.augment`; a crop's is a value of `data.augment.crop.name`.
+    Its keyword-only parameters are keys of that section, like those of a loss (`register_loss`).
+    Operations of your own come after ours of the same stage, in the order of their names. Every
+    task applies them or says why it refuses them.
+
+    Args:
+        stage: where it is applied, which decides what the function gets and returns.
+            "crop": the size of an image (width, height) and a NumPy generator -> the part that is
+            resized, (left, top, right, bottom) in pixels.
+            "host": the resized image u8[H, W, 3] and a NumPy generator -> an image like it.
+            "device": images f32[B, H, W, 3] in [-1, 1] and a JAX key -> images like them. The key
+            depends on the run's seed, the step and the function's name.
+
+    Raises:
+        PluginError: parameters that cannot be keys, or a name that another module has registered.
+
+    >>> @register_augmentation(stage="device")  # doctest: +SKIP
+    ... def noise(images, key, *, deviation: float = 0.1):
+    ...     return images + deviation * jax.random.normal(key, images.shape)
+    """
+    if stage == "crop":
+        return register_crop
+    if stage not in _OWN:
+        raise PluginError(
+            f"an augmentation of stage {stage!r}", f"one of crop, {', '.join(_OWN)}", "correct it"
+        )
+    base, arguments = _OWN[stage]
+
+    def register(function: F) -> F:
+        own = own_function("augmentation", function, arguments)
+        if hasattr(AugmentConfig, own.name) or own.name in AugmentConfig.model_fields:
+            raise own.error("has the name of a part of data.augment", "another name", "rename it")
+        AUGMENTATIONS.add(own.name, section_of_function(own, base), owner_of(function))
+        return function
+
+    return register
+
+
+_OWN = {"host": (_OwnHost, ("image", "generator")), "device": (_OwnDevice, ("images", "key"))}
 
 
 def augment_class(section: Mapping[str, Any]) -> type[AugmentConfig]:

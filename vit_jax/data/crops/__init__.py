@@ -4,21 +4,25 @@ To add a crop, write a file with a subclass of `Crop` and register it: its field
 the section `data.augment.crop`.
 """
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 
 from vit_jax.data.boxes import Box
-from vit_jax.registry import Registry
+from vit_jax.own_functions import FromFunction, own_function, owner_of, section_of_function
+from vit_jax.registry import NameIn, Registry
 from vit_jax.schema import Section, option
 
-CROPS: Registry["Crop"] = Registry(__name__)
+F = TypeVar("F", bound=Callable[..., Any])
+
+CROPS: Registry["type[Crop]"] = Registry(__name__, "crop")
 if TYPE_CHECKING:
     CropName = str
 else:
-    CropName = Literal[tuple(CROPS.names)]
+    CropName = Annotated[str, NameIn(CROPS)]
 
 
 class Crop(Section):
@@ -46,6 +50,36 @@ class Crop(Section):
     def after_resizing(self, pixels: Any, rng: np.random.Generator) -> Any:
         """Returns the resized pixels u8[H, W, 3], which some crops still shift."""
         return pixels
+
+
+class _OwnCrop(FromFunction, Crop):
+    """A crop made of a registered function."""
+
+    def box(self, size: tuple[int, int], rng: np.random.Generator) -> Box:
+        box = self.call(size, rng)
+        if not _is_inside(box, size):
+            raise self.own.error(
+                f"returned {box!r} for an image of {size[0]}x{size[1]} pixels",
+                "(left, top, right, bottom) in whole pixels, inside the image",
+                "return such a part",
+            )
+        return tuple(map(int, box))
+
+
+def _is_inside(box: Any, size: tuple[int, int]) -> bool:
+    try:
+        left, top, right, bottom = map(operator.index, box)
+    except (TypeError, ValueError):
+        return False
+    return 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]
+
+
+def register_crop(function: F) -> F:
+    """Registers a crop of training images; see `register_augmentation`."""
+    own = own_function("crop", function, ("size", "generator"))
+    section = section_of_function(own, _OwnCrop, name=(CropName, option(own.name)))
+    CROPS.add(own.name, section, owner_of(function))
+    return function
 
 
 crop_class = partial(CROPS.class_of, Crop)

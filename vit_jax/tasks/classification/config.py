@@ -1,10 +1,11 @@
 """Config section of classification."""
 
 from vit_jax.config.run import Config
-from vit_jax.config.task import LabelledConfig
+from vit_jax.config.task import TASKS, LabelledConfig
 from vit_jax.data.augment import Operation
 
 
+@TASKS.register
 class ClassificationConfig(LabelledConfig):
     """Classification has no keys of its own; see `loss`."""
 

@@ -18,9 +18,10 @@ from vit_jax.evaluation.classification import (
 )
 from vit_jax.losses import as_distribution
 from vit_jax.tasks.image_task import LabelTask
-from vit_jax.tasks.task import DataInfo, Metrics, Task
+from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Metrics, Task
 
 
+@TASK_CLASSES.register
 class Classification(LabelTask):
     """Predicts the class of an image."""
 

@@ -3,12 +3,13 @@
 from typing import Any, Literal
 
 from vit_jax.config.run import Config
-from vit_jax.config.task import TaskName, UnlabelledConfig, check_defaults
+from vit_jax.config.task import TASKS, TaskName, UnlabelledConfig, check_defaults
 from vit_jax.data.crops.inception import Inception
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
 
+@TASKS.register
 class DinoConfig(UnlabelledConfig):
     """Self-distillation: a student predicts what its own moving average says of other crops.
 

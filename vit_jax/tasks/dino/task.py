@@ -40,6 +40,7 @@ from vit_jax.tasks.dino.losses import (
 from vit_jax.tasks.dino.model import SelfDistilled, resample_positions
 from vit_jax.tasks.image_task import ImageTask
 from vit_jax.tasks.task import (
+    TASK_CLASSES,
     BatchLoss,
     ComparingLoss,
     DataInfo,
@@ -56,6 +57,7 @@ _CENTRE, _PATCH_CENTRE = "centre", "patch_centre"
 _STUDENT_TEMPERATURE, _FIRST_TEACHER_TEMPERATURE, _CENTRE_MOMENTUM = 0.1, 0.04, 0.9
 
 
+@TASK_CLASSES.register
 class Dino(ImageTask):
     """A student predicts what its moving average says of other crops.
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vit_jax.config.run import Config
-from vit_jax.config.task import LabelledConfig, TaskName, check_defaults
+from vit_jax.config.task import TASKS, LabelledConfig, TaskName, check_defaults
 from vit_jax.data.augment import Operation
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
 
+@TASKS.register
 class DistillationConfig(LabelledConfig):
     """Distillation: minimises (1 - alpha) * label loss + alpha * teacher loss."""
 

@@ -35,7 +35,7 @@ from vit_jax.models.vit_options import ViTConfig
 from vit_jax.named_tree import map_named
 from vit_jax.tasks.distillation.config import DistillationConfig, token_options
 from vit_jax.tasks.image_task import LabelTask
-from vit_jax.tasks.task import DataInfo, Frozen, Metrics
+from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Frozen, Metrics
 
 # (parameters of the teacher, images in [-1, 1]) -> logits f32[B, C].
 TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
@@ -43,6 +43,7 @@ TeacherFn = Callable[[Any, Float[Array, "B H W 3"]], Float[Array, "B C"]]
 _AGREEMENT = "teacher_agreement"
 
 
+@TASK_CLASSES.register
 class Distillation(LabelTask):
     """Learns from labels and from a frozen teacher.
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from vit_jax.config.data import SourceKind
 from vit_jax.config.run import Config
-from vit_jax.config.task import TaskConfig, TaskName, check_defaults
+from vit_jax.config.task import TASKS, TaskConfig, TaskName, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
@@ -35,6 +35,7 @@ class ZeroShotDatasetConfig(Section):
     label_key: str | None = option(None)
 
 
+@TASKS.register
 class ImageTextConfig(TaskConfig):
     """Learning which text belongs to which image, with a pair of towers.
 

@@ -36,6 +36,7 @@ from vit_jax.tasks.image_text.losses import LOSSES
 from vit_jax.tasks.image_text.totals import PairTotals
 from vit_jax.tasks.image_text.zeroshot import ZeroShotEvaluator
 from vit_jax.tasks.task import (
+    TASK_CLASSES,
     ComparingLoss,
     DataInfo,
     Metrics,
@@ -47,6 +48,7 @@ from vit_jax.tasks.task import (
 Embeddings = tuple[Float[Array, "B E"], Float[Array, "B E"]]
 
 
+@TASK_CLASSES.register
 class ImageText(Task):
     """Learns which text of a batch belongs to which image. Labels of the data are not used.
 

@@ -3,11 +3,12 @@
 from typing import Any
 
 from vit_jax.config.run import Config
-from vit_jax.config.task import TaskName, UnlabelledConfig, check_defaults
+from vit_jax.config.task import TASKS, TaskName, UnlabelledConfig, check_defaults
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
 
+@TASKS.register
 class MaeConfig(UnlabelledConfig):
     """Masked autoencoder: encode the visible patches, decode the pixels of the hidden ones.
 

@@ -28,12 +28,13 @@ from vit_jax.tasks.collapse import METRIC, feature_std
 from vit_jax.tasks.image_task import ImageTask
 from vit_jax.tasks.mae.config import MaeConfig
 from vit_jax.tasks.mae.model import MaskedAutoencoder
-from vit_jax.tasks.task import DataInfo, Metrics
+from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Metrics
 
 # Seed of the masks in evaluation. They are the same for all runs, whatever their seed.
 _EVAL_SEED = 0
 
 
+@TASK_CLASSES.register
 class Mae(ImageTask):
     """Predicts the pixels of hidden patches. Labels of the data are not used."""
 

@@ -1,10 +1,11 @@
 """Config section of masked patch prediction."""
 
-from vit_jax.config.task import TaskName, UnlabelledConfig
+from vit_jax.config.task import TASKS, TaskName, UnlabelledConfig
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
 
+@TASKS.register
 class MaskedPatchesConfig(UnlabelledConfig):
     """Masked patch prediction: corrupt patch embeddings and predict the patches' mean colours.
 

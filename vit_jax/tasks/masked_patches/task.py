@@ -27,12 +27,13 @@ from vit_jax.models.vit_options import ViTConfig
 from vit_jax.tasks.image_task import ImageTask
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
 from vit_jax.tasks.masked_patches.corruption import Corruption, corrupt, draw_corruption
-from vit_jax.tasks.task import DataInfo, Metrics
+from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Metrics
 
 # Seed of the corruption in evaluation. It is the same for all runs, whatever their seed.
 _EVAL_SEED = 0
 
 
+@TASK_CLASSES.register
 class MaskedPatches(ImageTask):
     """Predicts the mean colours of corrupted patches. Labels of the data are not used."""
 

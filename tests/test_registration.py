@@ -1,0 +1,314 @@
+"""What code from outside the package registers, and what is refused."""
+
+import dataclasses
+import json
+import pickle
+from typing import Literal
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from own_code import own_code  # noqa: F401
+from PIL import Image
+from small_config import small_mapping
+
+import vit_jax
+from vit_jax.__main__ import main
+from vit_jax.config.file import apply_override_texts, load_config
+from vit_jax.config.run import Config
+from vit_jax.config.task import TaskConfig, TaskName
+from vit_jax.errors import ConfigError, PluginError
+from vit_jax.losses import LOSSES, loss_class
+from vit_jax.models.mixer import MIXER
+from vit_jax.models.registry import options_class
+from vit_jax.schema import option
+from vit_jax.tasks.image_task import ImageTask
+
+pytestmark = pytest.mark.usefixtures("own_code")
+
+
+def focal(logits, targets, *, gamma: float = 2.0, mode: Literal["mean", "sum"] = "sum"):
+    """The focal loss.
+
+    Args:
+        logits: f32[B, C].
+        gamma: how much less an example counts
+            that is classified well.
+        mode: how classes are added.
+
+    Returns:
+        The loss.
+    """
+    p = jax.nn.softmax(logits)
+    losses = -targets * (1 - p) ** gamma * jax.nn.log_softmax(logits)
+    return losses.sum(-1) if mode == "sum" else losses.mean(-1)
+
+
+def noise(images, key, *, deviation: float = 0.1):
+    """Adds noise."""
+    return images + deviation * jax.random.normal(key, images.shape)
+
+
+def invert(image, rng, *, below: int = 128):
+    return np.where(image < below, 255 - image, image).astype(np.uint8)
+
+
+def left(size, rng, *, share: float = 0.5):
+    return 0, 0, int(size[0] * share), size[1]
+
+
+def config_of(*overrides):
+    mapping = small_mapping()
+    apply_override_texts(mapping, overrides)
+    return Config.from_mapping(mapping)
+
+
+def test_a_loss_of_your_own_has_its_keys_and_its_value_by_hand():
+    assert vit_jax.register_loss(focal) is focal
+    config = config_of("loss.gamma=1", "loss.name=focal", "loss.label_smoothing=0.5")
+    assert config.to_mapping()["loss"] == {
+        "name": "focal", "label_smoothing": 0.5, "class_weights": "none", "gamma": 1.0,
+        "mode": "sum",
+    }  # fmt: skip
+    assert Config.from_mapping(config.to_mapping()) == config
+    # Targets 1/4 and 3/4 after smoothing, probabilities 1/2: the factor is 1/2 of cross-entropy.
+    np.testing.assert_allclose(
+        config.label_loss(jnp.zeros((1, 2)), jnp.array([1])), [np.log(2) / 2], rtol=1e-6
+    )
+
+
+def test_keys_of_your_own_are_in_the_help_and_the_schema(capsys):
+    vit_jax.register_loss(focal)
+    vit_jax.register_augmentation(stage="device")(noise)
+    assert main(["config", "gamma"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    meaning = "how much less an example counts that is classified well."
+    assert f"loss.gamma = 2.0 a number. With loss.name=focal. {meaning}" in text
+    assert main(["config", "--json_schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)["$defs"]
+    assert schema["focal"]["properties"]["gamma"]["default"] == 2.0
+    assert schema["noise"]["properties"]["deviation"]["type"] == "number"
+    assert main(["config", "data.augment.noise"]) == 0
+    assert "data.augment.noise = False true or false. Adds noise." in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "loss.gama=1",
+            "unknown config key 'loss.gama' for loss 'focal'.*did you mean 'loss.gamma",
+        ),
+        ("loss.gamma=x", "'loss.gamma' is 'x' .*expected a number"),
+        ("loss.mode=max", "'loss.mode' is 'max' .*one of mean, sum"),
+        ("data.augment.noise.deviaton=1", "did you mean 'data.augment.noise.deviation'"),
+        ("data.augment.noize=true", "did you mean 'data.augment.noise'"),
+        ("data.augment.crop.name=lift", "'data.augment.crop.name' is 'lift'.*did you mean 'left'"),
+        ("hooks.shw.every_steps=1", "'hooks.shw'.*did you mean 'hooks.show'"),
+        ("hooks.show.every_steps=0", "'hooks.show.every_steps' is 0; expected a value at least 1"),
+    ],
+)
+def test_a_typing_mistake_is_one_line_with_the_key_that_is_meant(override, words):
+    vit_jax.register_loss(focal)
+    vit_jax.register_augmentation(stage="device")(noise)
+    vit_jax.register_augmentation(stage="crop")(left)
+
+    @vit_jax.register_hook
+    def show(step, state, metrics):
+        pass
+
+    with pytest.raises(ConfigError, match=words):
+        config_of("loss.name=focal", override)
+
+
+def test_a_wrong_name_lists_your_own():
+    vit_jax.register_loss(focal)
+    with pytest.raises(ConfigError, match=r"'loss.name' is 'focla'.*did you mean 'focal'"):
+        config_of("loss.name=focla", "loss.gamma=1")
+
+
+def test_the_same_module_may_register_a_name_again_and_another_may_not():
+    vit_jax.register_loss(focal)
+
+    def again(logits, targets, *, strength: int = 1):
+        return logits[:, 0]
+
+    again.__name__ = "focal"
+    vit_jax.register_loss(again)
+    assert "strength" in LOSSES["focal"].model_fields
+    again.__module__ = "other.losses"
+    words = f"loss 'focal' of other.losses has the name of one of {__name__}"
+    with pytest.raises(PluginError, match=words):
+        vit_jax.register_loss(again)
+    again.__name__ = "softmax_cross_entropy"
+    with pytest.raises(PluginError, match=r"the name of one of vit_jax.losses.softmax_cross_ent"):
+        vit_jax.register_loss(again)
+
+
+def bad_functions():
+    def no_type(logits, targets, *, gamma=2.0): ...
+    def no_default(logits, targets, *, gamma: float): ...
+    def a_dict(logits, targets, *, weights: dict = {}): ...  # noqa: B006
+    def a_name(logits, targets, *, name: str = "x"): ...
+    def smoothing(logits, targets, *, label_smoothing: float = 0.1): ...
+    def wrong_default(logits, targets, *, gamma: int = 0.5): ...  # pyright: ignore
+    def one(logits, *, gamma: float = 2.0): ...
+    def positional(logits, targets, gamma: float = 2.0): ...
+    def rest(logits, targets, **options): ...
+    def unknown(logits, targets, *, gamma: "Missing" = 2.0): ...  # pyright: ignore
+
+    return [
+        (no_type, "has the keyword 'gamma=2.0'; expected a default and a type"),
+        (no_default, "'gamma: float'; expected a default and a type"),
+        (a_dict, "'weights: dict = {}'; expected a default and a type: bool, int"),
+        (a_name, "has the keyword 'name'; expected a name that the section does not need itself"),
+        (smoothing, "has the keyword 'label_smoothing'"),
+        (wrong_default, "has a wrong default: 'gamma' is 0.5"),
+        (one, r"takes \(logits\); expected \(logits, targets\), then"),
+        (positional, r"takes \(logits, targets, gamma: float = 2.0\)"),
+        (rest, r"takes \(logits, targets, \*\*options\)"),
+        (unknown, "name 'Missing' is not defined"),
+        (lambda logits, targets: 0, r"loss '<lambda>' .* cannot be a key; expected"),
+        (3, "a loss that is 3; expected a function"),
+    ]
+
+
+@pytest.mark.parametrize(("function", "words"), bad_functions())
+def test_a_function_that_cannot_be_a_loss_is_refused_with_its_line(function, words):
+    with pytest.raises(PluginError, match=words) as caught:
+        vit_jax.register_loss(function)
+    if callable(function):
+        assert f"{__file__}, line " in str(caught.value)
+    assert not LOSSES._found.keys() & {getattr(function, "__name__", "")}
+
+
+def test_a_loss_of_the_wrong_shape_or_with_an_error_is_one_line_when_it_is_traced():
+    @vit_jax.register_loss
+    def unsummed(logits, targets):
+        return logits * targets
+
+    @vit_jax.register_loss
+    def broken(logits, targets):
+        return logits @ targets
+
+    for name, words in [
+        ("unsummed", r"loss 'unsummed' .*returned float32\[2, 3\]; expected float32\[2\]"),
+        ("broken", r"loss 'broken' .*line \d+\): TypeError: dot_general"),
+    ]:
+        loss = loss_class({"name": name})(name=name)
+        with pytest.raises(PluginError, match=words) as caught:
+            jax.eval_shape(loss, jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32))
+        assert "\n" not in str(caught.value)
+
+
+def test_augmentations_of_your_own_by_hand_and_after_pickling():
+    for stage, function in {"device": noise, "host": invert, "crop": left}.items():
+        vit_jax.register_augmentation(stage=stage)(function)
+    augment = config_of(
+        "data.augment.noise=true", "data.augment.invert.below=10", "data.augment.crop.name=left"
+    ).data.augment
+    assert [*augment.operations("host", "device")] == ["invert", "noise"]
+    pixels = np.full((2, 2, 3), 9, np.uint8)
+    pixels[0] = 20
+    for made in (augment, None):
+        crop, host, device = augment.crop, augment.invert, augment.noise
+        if made is None:  # As reader processes get them.
+            crop, host, device = pickle.loads(cloudpickle.dumps((crop, host, device)))
+        assert crop.box((10, 20), np.random.default_rng(0)) == (0, 0, 5, 20)
+        changed = np.asarray(host(Image.fromarray(pixels), np.random.default_rng(0)))
+        assert changed[:, 0, 0].tolist() == [20, 246]
+        key = jax.random.key(1)
+        np.testing.assert_allclose(
+            device(jnp.zeros((1, 2, 2, 3)), key), 0.1 * jax.random.normal(key, (1, 2, 2, 3))
+        )
+
+
+def test_an_augmentation_that_changes_shape_or_type_is_refused():
+    @vit_jax.register_augmentation(stage="device")
+    def smaller(images, key):
+        return images[:, 1:]
+
+    @vit_jax.register_augmentation(stage="host")
+    def floats(image, rng):
+        return image / 255
+
+    @vit_jax.register_augmentation(stage="crop")
+    def outside(size, rng):
+        return 0, 0, size[0] + 1, size[1]
+
+    augment = config_of(
+        "data.augment.smaller=true", "data.augment.floats=true", "data.augment.crop.name=outside"
+    ).data.augment
+    words = r"'smaller'.*returned float32\[2, 7, 8, 3\]; expected float32\[2, 8, 8, 3\]"
+    with pytest.raises(PluginError, match=words):
+        jax.eval_shape(augment.smaller, jnp.zeros((2, 8, 8, 3)), jax.random.key(0))
+    with pytest.raises(PluginError, match=r"'floats'.*returned float64\[4, 4, 3\]; expected uint8"):
+        augment.floats(Image.new("RGB", (4, 4)), np.random.default_rng(0))
+    with pytest.raises(PluginError, match=r"crop 'outside'.*\(0, 0, 9, 6\) for an image of 8x6"):
+        augment.crop.box((8, 6), np.random.default_rng(0))
+    with pytest.raises(PluginError, match="stage 'later'; expected one of crop, host, device"):
+        vit_jax.register_augmentation(stage="later")
+
+    def crop(images, key):
+        return images
+
+    with pytest.raises(PluginError, match=r"has the name of a part of data.augment"):
+        vit_jax.register_augmentation(stage="device")(crop)
+
+
+def test_an_optimizer_or_a_task_that_lacks_something_is_refused():
+    with pytest.raises(PluginError, match=r"optimizer 'bare' of .* has no learning_rate"):
+
+        @vit_jax.register_optimizer
+        def bare(rate):
+            return optax.sgd(rate)
+
+    class HalfConfig(TaskConfig):
+        name: TaskName = option("half")
+
+    with pytest.raises(PluginError, match=r"task Half of .* has no .*\bloss\b"):
+
+        @vit_jax.register_task(HalfConfig)
+        class Half(ImageTask):
+            pass
+
+    with pytest.raises(PluginError, match="has no base class Task"):
+        vit_jax.register_task(HalfConfig)(int)  # pyright: ignore
+
+
+def test_an_unknown_model_is_of_no_family_and_a_family_needs_names_of_its_own():
+    twin = dataclasses.replace(MIXER, name="Twin")
+    with pytest.raises(PluginError, match=r"Mixer-\S+ of family Twin \(.*\) is one of family"):
+        vit_jax.register_family(twin)
+    named = {"Twin-B/16": MIXER.sizes["Mixer-B/16"]}
+    twin = dataclasses.replace(
+        MIXER, name="Twin", sizes=named, parse=named.get, shape=lambda o: named[o.name]
+    )
+    vit_jax.register_family(twin)
+    assert "Twin-B/16" in vit_jax.list_models("twin*")
+    assert options_class({"name": "Twin-B/16"}) is MIXER.options
+    assert options_class({"name": "auto"}).kind == "any model"
+
+
+def test_recipes_define_what_they_use(tmp_path):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "import vit_jax\n"
+        "@vit_jax.register_loss\n"
+        "def halved(logits, targets, *, share: float = 0.5):\n"
+        "    return -share * (logits * targets).sum(-1)\n"
+        "def get_config():\n"
+        f"    return {small_mapping()!r} | {{'loss': {{'name': 'halved', 'share': 0.25}}}}\n"
+    )
+    for _ in range(2):  # Read again, as by a sweep or in a notebook.
+        loss = load_config(str(recipe)).label_loss
+        assert loss(jnp.array([[0.0, 4.0]]), jnp.array([1])).tolist() == [-1.0]
+    assert LOSSES.owner("halved") == str(recipe)
+    (tmp_path / "other.py").write_text(recipe.read_text())
+    with pytest.raises(PluginError, match=r"'halved' of .*other.py has .* of one of .*recipe.py"):
+        load_config(str(tmp_path / "other.py"))
