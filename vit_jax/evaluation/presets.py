@@ -13,6 +13,7 @@ from vit_jax.config.data import DataConfig
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.data.arrays import labelled_image
 from vit_jax.data.benchmarks import BENCHMARKS, NUM_CLASSES, check_classes, find_benchmark
+from vit_jax.data.decode import ImageData
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.preprocess import preprocess_of
 from vit_jax.errors import ConfigError, DataError, ModelError, nearest
@@ -145,9 +146,9 @@ def _make_evaluators(
         cache_mb=0,
     )
 
-    def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
+    def transform(image: ImageData, rng: np.random.Generator) -> np.ndarray:
         del rng
-        return preprocess.pixels(encoded)
+        return preprocess.pixels(image)
 
     return lambda preset: SplitEvaluator(
         data,
