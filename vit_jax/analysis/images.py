@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from vit_jax.data.decode import ImageData
-from vit_jax.data.image_formats import is_image, no_images_error, unread_format
+from vit_jax.data.image_formats import is_image, no_images_error, unread_formats
 from vit_jax.data.preprocess import read_user_file
 from vit_jax.data.sources import Source, class_count
 from vit_jax.errors import DataError
@@ -65,7 +65,7 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
     for path in paths:
         found = files_below(path) if path.is_dir() else []
         files += [p for p in found if is_image(p.name)] if path.is_dir() else [path]
-        unread.update(filter(None, (unread_format(p.name) for p in found)))
+        unread += unread_formats(p.name for p in found)
     names = ", ".join(map(str, paths))
     if not files:
         raise no_images_error(f"no images in {names}", unread, "give another folder")

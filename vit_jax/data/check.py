@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.captions import read_texts
 from vit_jax.data.decode import decode
 from vit_jax.data.prepare.shards import sha256_of
 from vit_jax.data.progress import ProgressBar, track
 from vit_jax.data.sources import Example, Source
+from vit_jax.data.sources.captioned import read_texts
 from vit_jax.data.sources.tfds import CHECKSUMS
 from vit_jax.data.suspicious import Split, split_warnings
 from vit_jax.errors import DataError, UnreachableError
