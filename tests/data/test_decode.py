@@ -12,7 +12,7 @@ from PIL import Image
 
 from vit_jax.data import decode as decode_module
 from vit_jax.data import image_formats, jpeg
-from vit_jax.data.decode import EncodedImage, decode, rgb_pixels
+from vit_jax.data.decode import StoredImage, decode, rgb_pixels
 from vit_jax.data.jpeg import UnsupportedJpegError
 from vit_jax.errors import DataError
 
@@ -65,12 +65,43 @@ def _palette(**options) -> bytes:
         (b"P6 2 1 255\n\1\2\3\4\5\6", [[1, 2, 3], [4, 5, 6]]),
         (b"P6\n# a comment\n1 1 255\n\1\2\3", [[1, 2, 3]]),
         (b"P5 2 1 255\n\1\2", [[1] * 3, [2] * 3]),
+        (np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8), [[1, 2, 3], [4, 5, 6]]),
+        (np.array([[[1], [2]]], np.uint8), [[1] * 3, [2] * 3]),
+        (np.array([[1, 2]], np.uint8), [[1] * 3, [2] * 3]),
     ],
 )  # fmt: skip
 def test_every_pixel_format_becomes_rgb(encoded, expected):
     image = decode(encoded)
     assert image.mode == "RGB"
     np.testing.assert_array_equal(np.asarray(image)[0], expected)
+
+
+@pytest.mark.parametrize("box", [(0, 0, 50, 30), (3, 4, 40, 29)])
+@pytest.mark.parametrize("shrink", [1, 2])
+def test_an_array_is_read_like_a_file_with_its_pixels(box, shrink):
+    pixels = noise(30, 50)
+    encoded = StoredImage(encode(pixels))
+    for view in (pixels, np.asfortranarray(pixels), pixels[:, ::-1].copy()[:, ::-1]):
+        image = StoredImage(view)
+        assert image.size == encoded.size == (50, 30)
+        part = image.part(box, shrink)
+        np.testing.assert_array_equal(part, encoded.part(box, shrink))
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.zeros((4, 4, 3)),
+        np.zeros((3, 4, 4), np.uint8),
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
+        np.zeros(4, np.uint8),
+        np.zeros((1, 4, 4, 3), np.uint8),
+    ],
+)
+def test_an_array_that_is_not_pixels_is_a_data_error(pixels):
+    with pytest.raises(DataError, match=r"an image of \w+\[.*\]; expected pixels uint8\[H, W, 3\]"):
+        decode(pixels)
 
 
 def _gray_tiff(bits: int, pixels: bytes, *, zero_is: int = 1, sample_format: int = 1) -> bytes:
@@ -159,7 +190,7 @@ def test_the_exif_orientation_is_applied(decoder, kind, orientation):
     options = {"lossless": True} if kind == "WEBP" else {"quality": 95} if kind == "JPEG" else {}
     encoded = encode(stored, kind, exif=exif(orientation), **options)
     expected = UPRIGHT[orientation](stored).astype(int)
-    image = EncodedImage(encoded)
+    image = StoredImage(encoded)
     assert image.size == expected.shape[1::-1]
     assert np.abs(pixels_of(encoded) - expected).max() <= (16 if kind == "JPEG" else 0)
 
@@ -169,7 +200,7 @@ def test_the_exif_orientation_is_applied(decoder, kind, orientation):
 def test_a_part_is_cropped_from_the_upright_image(decoder, orientation, shrink):
     # Both sides are divisible by 8, so that turning moves no pixel of the shrunk image.
     encoded = encode(photo()[:160, :240], "JPEG", quality=95, exif=exif(orientation))
-    image = EncodedImage(encoded)
+    image = StoredImage(encoded)
     whole = image.part((0, 0, *image.size), shrink)
     assert whole.shape[:2] == (image.size[1] // shrink, image.size[0] // shrink)
     left, top, right, bottom = box = (24, 8, 100, 152)
@@ -179,7 +210,7 @@ def test_a_part_is_cropped_from_the_upright_image(decoder, orientation, shrink):
 
 
 def test_a_part_of_a_shrunk_image_is_widened_to_whole_pixels(decoder):
-    image = EncodedImage(encode(smooth(37, 53), "JPEG"))
+    image = StoredImage(encode(smooth(37, 53), "JPEG"))
     assert image.part((3, 4, 10, 13), 4).shape == (3, 3, 3)  # Columns 0 to 12, rows 4 to 16.
     assert image.part((0, 0, 53, 37), 8).shape == (5, 7, 3)
     assert image.part((52, 36, 53, 37), 8).shape == (1, 1, 3)
@@ -234,9 +265,9 @@ def test_a_decompression_bomb_is_a_data_error_before_decoding():
     jpeg, png = encode(smooth(8, 8), "JPEG"), encode(smooth(8, 8))
     at = jpeg.index(b"\xff\xc0") + 5
     with pytest.raises(DataError, match=r"\(65535 x 65535 pixels\)"):
-        EncodedImage(jpeg[:at] + b"\xff\xff\xff\xff" + jpeg[at + 4 :])
+        StoredImage(jpeg[:at] + b"\xff\xff\xff\xff" + jpeg[at + 4 :])
     with pytest.raises(DataError):
-        EncodedImage(png[:16] + b"\0\1\0\0\0\1\0\0" + png[24:])
+        StoredImage(png[:16] + b"\0\1\0\0\0\1\0\0" + png[24:])
 
 
 @needs_library
@@ -253,7 +284,7 @@ def test_a_jpeg_that_libjpeg_turbo_refuses_is_decoded_by_pillow():
 @needs_library
 def test_only_the_header_is_read_until_pixels_are_needed(monkeypatch):
     monkeypatch.setattr(decode_module, "decode_part", functools.partial(pytest.fail, "decoded"))
-    assert EncodedImage(encode(smooth(20, 30), "JPEG")).size == (30, 20)
+    assert StoredImage(encode(smooth(20, 30), "JPEG")).size == (30, 20)
 
 
 def test_heic_is_read_by_pillow_heif_if_it_is_installed(monkeypatch):

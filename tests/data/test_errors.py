@@ -132,7 +132,7 @@ UNCLEAR = [
     ("origin", "a test", "a dev"),
 ]  # fmt: skip
 LISTS = [
-    ("photos/ant/000.png,a\n", ("list.csv is 'photos/ant/000.png,a'",)),
+    ("photos/ant/000.png,a\n", ("photos/ant/000.png, a; expected path, and label",)),
     (LFS.decode(), ("list.csv is a Git LFS pointer", "git lfs pull")),
     ("path,label\n", ("list.csv lists no image",)),
     ("path,label\nphotos/ant/000.png,a\nphotos/ant/001.png\n", ("line 3 of",)),
@@ -176,12 +176,14 @@ LISTS = [
     (held_out("label", "b"), ("line 1 of", "the columns label, label; expected different names")),
     (
         "path,label\nphotos/ant/000.png,a\nphotos/ant/000.png,b\n",
-        ("000.png as a in train and as b",),
+        ("line 3 of", "000.png has the labels a and b; expected one label"),
     ),
-    ("path,label\nphotos/ant/000.png,a\n./photos/ant/000.png,b\n", ("png as a in train and as b",)),
+    ("path,label\nphotos/ant/000.png,a\n./photos/ant/000.png,b\n", ("has the labels a and b",)),
+    ("path,label\n ,a\n", ("line 2 of", "has no path")),
+    ("path,label\nphotos/ant/000.png, \n", ("line 2 of", "has the label ' '")),
     (
         "path,label,split\nphotos/ant/000.png,a,train\nphotos/ant/000.png,a,val\n",
-        ("000.png as a in train and as a in val; expected one label and one split",),
+        ("line 3 of", "000.png is in the splits train and val; expected one split"),
     ),
 ]
 
@@ -315,7 +317,7 @@ def test_keys_of_resizing(key, value):
 IMAGE = encoded(1)
 TAR = "0.tar"
 CAPTIONED = [
-    ("c.csv", b"path,caption\n1.png,\n", ("line 2 of", "c.csv: caption is ''")),
+    ("c.csv", b"path,caption\n1.png,\n", ("line 2 of", "c.csv: caption: an empty caption")),
     ("c.csv", b"path,text\n1.png,a cat\n", ("with the columns path, text",)),
     ("c.csv", b"path,caption\n9.png,a cat\n", ("1 of 1 files listed in", "such as 9.png")),
     ("c.csv", b"path,caption\n,a cat\n", ("line 2 of", "has no path")),
@@ -323,8 +325,12 @@ CAPTIONED = [
     ("c.csv", b"path,caption\n1.png,\xff\n", ("a CSV file in UTF-8",)),
     ("c.tsv", b'path\tcaption\n1.png\t"a\n2.png\tb" c\n', ("line 3 of", "expected after '\"'")),
     ("c.tsv", b'path\tcaption\n1.png\t"a\n2.png\tb\n', ("line 3 of", "unexpected end")),
-    ("c.jsonl", b'{"path": "1.png", "caption": null}', ("line 1 of", "caption is None")),
-    ("c.jsonl", b'{"path": "1.png", "caption": "\\ud800"}', ("expected UTF-8",)),
+    (
+        "c.jsonl",
+        b'{"path": "1.png", "caption": null}',
+        ("line 1 of", "caption: a caption of type None"),
+    ),
+    ("c.jsonl", b'{"path": "1.png", "caption": "\\ud800"}', ("expected a text in UTF-8",)),
     *(
         ("c.jsonl", b'{"path": "1.png", "caption": "a", "split": %s}' % split, ("line 1 of", words))
         for split, words in (
@@ -375,7 +381,7 @@ CAPTIONS = [
     ("", "an empty caption"),
     (["a cat", " "], "an empty caption"),
     (b"NaN", "the caption 'NaN'; expected a text"),
-    ("['a cat', 'the cat']", "expected a text, and no list as text"),
+    ("['a cat', 'the cat']", "expected a text, no missing value and no list as text"),
     ([], "no caption; expected one or more"),
     (b"\xff", "expected a text in UTF-8"),
     (3.5, "a caption of type float"),

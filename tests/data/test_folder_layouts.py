@@ -120,6 +120,7 @@ def test_usual_names_of_splits(tmp_path, first, second, splits):
         ),
         (("n/a/1/x", "n/b/1/y", "m/c/1/x", "m/d/1/y"), "m, n; all of them hold the folders x, y"),
         (("old/a", "old/b", "new/a_aug", "new/b_aug"), "new, old; all of them hold the folders a,"),
+        (("part_1.tar", "part_2.tar"), "has the tar files part_1, part_2, which look like parts"),
         (("images", "masks"), "images beside masks, which look like images and masks"),
         (("JPEGImages", "SegmentationClass"), "JPEGImages beside SegmentationClass, which"),
         (("train/imgs", "train/annotations/trimaps"), "imgs beside annotations, which look like"),
@@ -249,7 +250,7 @@ def test_formats_that_are_not_read_are_named_and_counted(tmp_path, caplog):
         list_images(tmp_path)
     members = {"1.heic": b"", "1.txt": b"a cat"}
     with pytest.raises(DataError, match="not read: 1 HEIC; expected KEY"):
-        list_captioned(write_tar(tmp_path / "tars" / "0.tar", members), ("caption",))
+        captioned(write_tar(tmp_path / "tars" / "0.tar", members))
 
 
 def test_links_in_tar_files_are_followed(tmp_path, caplog):
@@ -343,19 +344,25 @@ def test_labels_that_are_alike_or_lists_and_images_that_are_listed_twice_are_sai
     assert "it.csv: 1 lines repeat an image" in caplog.text
 
 
+def captioned(path):
+    return list_captioned(path, ("caption",)).images
+
+
 @pytest.mark.parametrize("separator", [",", "\t", ";"])
 def test_a_table_may_have_capitals_spaces_tabs_and_other_names_of_splits(tmp_path, separator):
     tree(tmp_path, "x")
     rows = [
-        ("Path", "Label", "Split"),
-        ("x/0.png", "cat", "Training"),
-        ("x/1.png", " cat", "validation"),
-        ("x/2.png", "dog ", "test_set"),
+        ("Path", "Label", "Split", "Caption"),
+        ("x/0.png", "cat", "Training", "a cat"),
+        ("x/1.png", " cat", "validation", "a cat"),
+        ("x/2.png", "dog ", "test_set", "a dog"),
     ]
-    (tmp_path / "it.csv").write_text("\n".join(separator.join(row) for row in rows))
-    listing = list_images(tmp_path / "it.csv")
-    assert listing.class_names == ("cat", "dog")
-    assert sizes(listing) == {"train": 1, "validation": 1, "test": 1}
+    for name in ("it.csv", "it.tsv") if separator == "\t" else ("it.csv",):
+        (tmp_path / name).write_text("\n".join(separator.join(row) for row in rows))
+        listing = list_images(tmp_path / name)
+        assert listing.class_names == ("cat", "dog")
+        for found in (listing, captioned(tmp_path / name)):
+            assert sizes(found) == {"train": 1, "validation": 1, "test": 1}
 
 
 HELD_OUT = [
@@ -392,10 +399,11 @@ HELD_OUT = [
 @pytest.mark.parametrize(("columns", "cells", "splits"), HELD_OUT)
 def test_columns_that_say_which_images_are_held_out(tmp_path, columns, cells, splits, caplog):
     tree(tmp_path, "x")
-    lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
-    (tmp_path / "it.csv").write_text("\n".join([f"path,label,{columns}", *lines]))
-    with caplog.at_level(logging.INFO):
-        assert sizes(list_images(tmp_path / "it.csv")) == splits
+    for column, open_it in (("label", list_images), ("caption", captioned)):
+        lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+        (tmp_path / "it.csv").write_text("\n".join([f"path,{column},{columns}", *lines]))
+        with caplog.at_level(logging.INFO):
+            assert sizes(open_it(tmp_path / "it.csv")) == splits
     if "note" in columns:
         assert "columns that are not read: note, valuation, vehicle" in caplog.text
 
@@ -420,10 +428,11 @@ def test_columns_of_many_texts_are_not_read_and_folders_named_like_splits_are_sa
 )
 def test_columns_with_splits_of_retrieval_are_used_or_refused(tmp_path, column):
     name, *cells = column.split(",")
-    lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
-    (tree(tmp_path, "x") / "it.csv").write_text("\n".join([f"path,label,{name}", *lines]))
-    with pytest.raises(DataError, match=f"has the column '{name}' with .* which may say which"):
-        list_images(tmp_path / "it.csv")
+    for value, open_it in (("label", list_images), ("caption", captioned)):
+        lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+        (tree(tmp_path, "x") / "it.csv").write_text("\n".join([f"path,{value},{name}", *lines]))
+        with pytest.raises(DataError, match=f"has the column '{name}' with .* which may say which"):
+            open_it(tmp_path / "it.csv")
 
 
 @pytest.mark.parametrize("caption", ["nan", "None", "['a', 'b']", '"[""a"", ""b""]"'])
@@ -431,17 +440,18 @@ def test_captions_that_are_missing_or_lists_are_refused(tmp_path, caption):
     tree(tmp_path, "x")
     lines = ["path,caption", "x/0.png,none of the cats [two]", f"x/1.png,{caption}"]
     (tmp_path / "it.csv").write_text("\n".join(lines).replace("['a', 'b']", "\"['a', 'b']\""))
-    with pytest.raises(DataError, match=r"line 3 of .* no missing value and no list written"):
-        list_captioned(tmp_path / "it.csv", ("caption",))
+    with pytest.raises(DataError, match=r"line 3 of .* no missing value and no list as text"):
+        captioned(tmp_path / "it.csv")
 
 
-def test_captions_have_the_same_columns_of_splits(tmp_path):
+def test_jsonl_has_labels_captions_and_splits(tmp_path):
     tree(tmp_path, "x")
-    lines = [f'{{"path": "x/{i}.png", "caption": "a cat", "is_valid": {v}}}'
+    lines = [f'{{"path": "x/{i}.png", "label": {i}.0, "caption": "a cat", "is_valid": {v}}}'
              for i, v in enumerate(("true", "false", "false"))]  # fmt: skip
     (tmp_path / "it.jsonl").write_text("\n".join(lines))
-    listing = list_captioned(tmp_path / "it.jsonl", ("caption",)).images
-    assert sizes(listing) == {"val": 1, "train": 2}
+    for open_it in (list_images, captioned):
+        assert sizes(open_it(tmp_path / "it.jsonl")) == {"val": 1, "train": 2}
+    assert list_images(tmp_path / "it.jsonl").class_names == ("0", "1", "2")
 
 
 @pytest.mark.parametrize(
@@ -529,11 +539,13 @@ def test_shards_with_labels(tmp_path):
 def test_json_files_of_another_split_are_refused(tmp_path, values, words):
     members = labelled(a=b"0", b=b"1")
     members |= {f"{k}.json": f"{{{v}}}".encode() for k, v in zip("ab", values, strict=True)}
-    if words is None:
-        assert classes_of(tmp_path, s=members)[0] == ("0", "1")
-        return
-    with pytest.raises(DataError, match=words):
-        classes_of(tmp_path, s=members)
+    write_tar(tmp_path / "s.tar", members | {"a.txt": b"a cat", "b.txt": b"a dog"})
+    for open_it in (list_images, captioned):
+        if words is None:
+            assert len(open_it(tmp_path).names) == 2
+            continue
+        with pytest.raises(DataError, match=words):
+            open_it(tmp_path)
 
 
 def test_of_several_members_of_a_tar_file_with_one_name_the_last_counts(tmp_path):
@@ -595,11 +607,10 @@ def test_shards_are_named_like_their_split(tmp_path):
         members = {f"{i}.png": IMAGE for i in range(2)} | {f"{i}.cls": b"%d" % i for i in range(2)}
         write_tar(tmp_path / "good" / f"{place}.tar", members | {f"{i}.txt": b"" for i in range(2)})
     assert sizes(list_images(tmp_path / "good")) == {"train": 4, "val": 2}
-    listing = list_captioned(tmp_path / "good", ("caption",)).images
-    assert sizes(listing) == {"train": 4, "val": 2}
+    assert sizes(captioned(tmp_path / "good")) == {"train": 4, "val": 2}
     for name in ("cc3m-train-000.tar", "cc3m-val-000.tar"):
         write_tar(tmp_path / "bad" / name, {"0.png": IMAGE, "0.txt": b"a cat"})
-    for open_it in (list_images, lambda path: list_captioned(path, ("caption",))):
+    for open_it in (list_images, captioned):
         with pytest.raises(DataError, match="tar files of train, val, which look like splits"):
             open_it(tmp_path / "bad")
 
@@ -607,11 +618,12 @@ def test_shards_are_named_like_their_split(tmp_path):
 def test_keys_with_dots_have_captions(tmp_path):
     names = ("a", "img_22.05", "x.v2")
     members = {f"{k}{s}": c for k in names for s, c in ((".png", IMAGE), (".txt", b"a cat"))}
-    listing = list_captioned(write_tar(tmp_path / "0.tar", members), ("caption",)).images
+    listing = captioned(write_tar(tmp_path / "0.tar", members))
     assert sorted(listing.names) == [f"0.tar/{k}.png" for k in names]
     members |= {"a.mask.png": IMAGE}
-    folder = write_tar(tmp_path / "masks" / "0.tar", members)
-    assert list_captioned(folder, ("caption",)).images.num_skipped == 1
+    assert captioned(write_tar(tmp_path / "masks" / "0.tar", members)).num_skipped == 1
+    members = {"k.input.jpg": IMAGE, "k.txt": b"a cat"}
+    assert captioned(write_tar(tmp_path / "input" / "0.tar", members)).num_skipped == 0
 
 
 def test_two_forms_of_a_name_are_one_class(tmp_path):

@@ -109,6 +109,7 @@ def test_a_label_rule_sets_the_labels_of_a_dataset(scenes, rule, wanted):
 def test_dsprites_pixels_become_black_and_white(scenes):
     stored = TfdsSource("scenes", "train", scenes, label_rule="clevr_count")[0]
     assert np.asarray(decode(stored.image)).max() == 1
+    assert isinstance(stored.image, bytes)
     seen = TfdsSource("scenes", "train", scenes, label_rule="dsprites_location")[0]
     np.testing.assert_array_equal(np.asarray(decode(seen.image))[..., 0], 255 * np.eye(4))
 

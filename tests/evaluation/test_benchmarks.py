@@ -139,10 +139,10 @@ def test_the_border_of_objectnet_is_cut_off(stand_ins):
     opened = open_benchmark("objectnet", _data(stand_ins))
     seen = []
     rows = benchmark_images(
-        opened, lambda encoded, rng: seen.append(encoded) or np.zeros((16, 16, 3), np.uint8), 16
+        opened, lambda image, rng: seen.append(image) or np.zeros((16, 16, 3), np.uint8), 16
     )
     row = rows.make_row(opened.source[0], np.random.default_rng())
-    assert seen[0].startswith(b"P6 16 16 255")
+    assert seen[0].shape == (16, 16, 3)
     assert set(np.flatnonzero(row["right"])) in ({423, 559}, {954})
 
 

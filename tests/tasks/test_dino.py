@@ -9,7 +9,7 @@ from task_runs import assert_resumes, program_of, run_mapping
 from tasks.pretraining import fine_tune
 
 from vit_jax.config.run import Config
-from vit_jax.data.decode import EncodedImage, encode_plain
+from vit_jax.data.decode import StoredImage
 from vit_jax.data.sources.base import Example
 from vit_jax.interop.load import load
 from vit_jax.interop.native import open_native
@@ -122,17 +122,17 @@ def test_a_warmup_in_epochs_changes_the_temperature_once_an_epoch(config):
 
 def test_crops_lie_inside_the_image_and_have_the_areas(config, monkeypatch):
     boxes = []
-    part = EncodedImage.part
+    part = StoredImage.part
 
     def noted(self, box, shrink=1):
         boxes.append(box)
         return part(self, box, shrink)
 
-    monkeypatch.setattr(EncodedImage, "part", noted)
+    monkeypatch.setattr(StoredImage, "part", noted)
     section = config.task.replace(local_crops=6, ibot_weight=1.0)
     made = crop_preprocessing(config.replace(task=section), (4, 4))
     pixels = np.broadcast_to(np.array([7, 130, 250], np.uint8), (50, 70, 3))
-    example = Example(encode_plain(np.ascontiguousarray(pixels)), 0, "a")
+    example = Example(pixels, 0, "a")
     rows = [made.make_row(example, np.random.default_rng(seed)) for seed in (0, 0, 1)]
     for name, array in made.arrays.items():
         assert rows[0][name].shape == array.shape

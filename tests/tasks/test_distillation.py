@@ -14,7 +14,6 @@ from weight_files import parameters, random_weights
 
 from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
-from vit_jax.data.decode import encode_plain
 from vit_jax.data.sources import Example, TfdsSource
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.errors import ConfigError, WeightsError
@@ -173,7 +172,7 @@ def test_the_teacher_sees_the_students_crop_of_the_original_at_its_own_size(teac
     config = config_of(teacher, task=OWN_SIZE, **changes)
     preprocessing = program_of(config).task.train_preprocessing
     pixels = np.random.default_rng(1).integers(256, size=(40, 60, 3), dtype=np.uint8)
-    example = Example(encode_plain(pixels), 3, "0")
+    example = Example(pixels, 3, "0")
     for seed in range(5):
         row = preprocessing.make_row(example, np.random.default_rng(seed))
         for name, size in (("image", 8), ("teacher_image", 16)):

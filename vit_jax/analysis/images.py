@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from vit_jax.data.image_formats import is_image, no_images_error, unread_format
+from vit_jax.data.decode import ImageData
+from vit_jax.data.image_formats import is_image, no_images_error, unread_formats
 from vit_jax.data.preprocess import read_user_file
 from vit_jax.data.sources import Source, class_count
 from vit_jax.errors import DataError
 from vit_jax.storage.files import files_below
 
-# Encoded bytes -> u8[H, W, 3].
-Transform = Callable[[bytes], np.ndarray]
+# Image -> u8[H, W, 3].
+Transform = Callable[[ImageData], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ def read_files(paths: Sequence[Path], count: int, transform: Transform) -> Image
     for path in paths:
         found = files_below(path) if path.is_dir() else []
         files += [p for p in found if is_image(p.name)] if path.is_dir() else [path]
-        unread.update(filter(None, (unread_format(p.name) for p in found)))
+        unread += unread_formats(p.name for p in found)
     names = ", ".join(map(str, paths))
     if not files:
         raise no_images_error(f"no images in {names}", unread, "give another folder")
@@ -91,8 +92,8 @@ def read_source(
     return Images(np.stack(pixels), tuple(e.id for e in examples), origin, labels, classes)
 
 
-def _apply_transform(name: Path | str, encoded: bytes, transform: Transform) -> np.ndarray:
+def _apply_transform(name: Path | str, image: ImageData, transform: Transform) -> np.ndarray:
     try:
-        return transform(encoded)
+        return transform(image)
     except DataError as error:
         raise DataError(f"{name}: {error.got}", error.expected, "leave it out") from None

@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import logging
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.data.class_names import spare_name
-from vit_jax.data.image_formats import counted, is_image, no_images_error, unread_format
+from vit_jax.data.image_formats import counted, is_image, no_images_error, unread_formats
 from vit_jax.errors import DataError, NonFiniteError, WeightsError
 from vit_jax.shown_log import without_info_log
 from vit_jax.storage.files import json_text
@@ -101,7 +100,7 @@ def _find_images(given: Sequence[str]) -> list[tuple[str, Path, bool]]:
             continue
         visible = [p for p in sorted(path.rglob("*")) if not p.name.startswith(".")]
         inside = [p for p in visible if is_image(p.name) and p.is_file()]
-        unread = Counter(filter(None, (unread_format(p.name) for p in visible)))
+        unread = unread_formats(p.name for p in visible)
         if not inside:
             raise no_images_error(
                 f"{path} is a folder without images",

@@ -83,8 +83,8 @@ class DataConfig(Section):
 
     source: SourceKind = option("tfds")
     """Kind of dataset: TFDS-prepared data, a folder of images (one subfolder or tar file per
-    class), a CSV file of path,label, or images with captions (a CSV or
-    JSONL file, or tar files in WebDataset's layout, see `data.sources.captioned`).
+    class), a list of images (csv: a CSV, TSV or JSONL file of path and label), or images with
+    captions (such a file, or tar files in WebDataset's layout, see `data.sources.captioned`).
     """
     name: str = option()
     """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits"); any name for

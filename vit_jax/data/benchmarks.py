@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike
 
 from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing, labelled_image_arrays
-from vit_jax.data.decode import decode, encode_plain
+from vit_jax.data.decode import decode
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
@@ -155,13 +155,17 @@ def benchmark_images(opened: OpenBenchmark, transform: Transform, image_size: in
             )
         right = np.zeros(NUM_CLASSES, bool)
         right[labels] = True
-        encoded = example.image
+        image = example.image
         if opened.border:
-            pixels = np.asarray(decode(encoded))
             cut = slice(opened.border, -opened.border)
-            encoded = encode_plain(np.ascontiguousarray(pixels[cut, cut]))
-        image, label = transform(encoded, rng), int(labels[0]) if len(labels) else 0
-        return {"image": image, "label": label, "right": right, "among": opened.among}
+            image = np.asarray(decode(image))[cut, cut]
+        label = int(labels[0]) if len(labels) else 0
+        return {
+            "image": transform(image, rng),
+            "label": label,
+            "right": right,
+            "among": opened.among,
+        }
 
     return Preprocessing(arrays, make_row)
 

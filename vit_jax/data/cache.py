@@ -5,18 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.decode import decode, encode_plain
+from vit_jax.data.decode import decode
 from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.base import is_remote, read_ahead
 
 # Examples from which the size of the dataset is estimated.
 _SAMPLES = 16
-# Largest number of bytes before the pixels of a PPM.
-_MAX_HEADER = 20
 
 
 class DecodedSource:
-    """A source that decodes each image on first use and keeps it as an uncompressed PPM.
+    """A source that decodes each image on first use and keeps its pixels.
 
     For images of CIFAR's size, the input pipeline spends most of its time reading and decoding. An
     image that cannot be decoded is returned unchanged, so that the transform reports it. Images
@@ -24,8 +22,7 @@ class DecodedSource:
     """
 
     def __init__(self, source: Source, cap_mb: float = float("inf")):
-        # The cap is on pixels; headers are extra.
-        self.source, self._bytes_left = source, cap_mb * 1e6 + _MAX_HEADER * len(source)
+        self.source, self._bytes_left = source, cap_mb * 1e6
         self.name, self.class_names = source.name, source.class_names
         self.fingerprint = source.fingerprint
         self.remote = is_remote(source)
@@ -43,9 +40,10 @@ class DecodedSource:
         if missing:
             # Two threads may decode the same example; the results are equal.
             for i, example in zip(missing, self.source.read(missing), strict=True):
-                found[i] = decoded = _to_ppm(example)
-                if len(decoded.image) <= self._bytes_left:
-                    self._bytes_left -= len(decoded.image)
+                found[i] = decoded = _decoded(example)
+                size = memoryview(decoded.image).nbytes
+                if size <= self._bytes_left:
+                    self._bytes_left -= size
                     self._kept[i] = decoded
         return [example for i in indices if (example := found[i]) is not None]
 
@@ -72,9 +70,8 @@ def cached(source: Source, cap_mb: int) -> Source:
     return DecodedSource(source, cap_mb) if largest * len(source) <= cap_mb * 1e6 else source
 
 
-def _to_ppm(example: Example) -> Example:
+def _decoded(example: Example) -> Example:
     try:
-        pixels = np.asarray(decode(example.image))
+        return dataclasses.replace(example, image=np.asarray(decode(example.image)))
     except ValueError:
         return example
-    return dataclasses.replace(example, image=encode_plain(pixels))

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike
 from vit_jax.config.captions import PLACEHOLDER, CaptionsConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing
 from vit_jax.data.sources.base import Example, Source
-from vit_jax.data.sources.image_table import is_caption
+from vit_jax.data.sources.captioned import read_texts
 from vit_jax.data.tokenizers import Tokenizer, load_tokenizer
 from vit_jax.data.transforms import Transform
 from vit_jax.errors import DataError
@@ -144,40 +143,3 @@ def fill(template: str, name: str) -> str:
 def readable(name: str) -> str:
     """Returns the name of a class as it would be in a text: spaces instead of underscores."""
     return name.replace("_", " ")
-
-
-def read_texts(value: Any, inner: Sequence[str] = ()) -> list[str]:
-    """Returns the captions in a feature's value. DataError: none, or one is empty or not UTF-8.
-
-    The value is one or several texts, or a sequence of features; `inner` names the text in these.
-    """
-    found = [_text(one) for one in _values(value, inner)]
-    if not found:
-        raise DataError("no caption", "one or more", "leave the image out")
-    return found
-
-
-def _values(value: Any, inner: Sequence[str]) -> list[Any]:
-    """Returns the captions in a feature: one, a list, or those of a feature inside a sequence."""
-    for name in inner:
-        if isinstance(value, dict):
-            value = value.get(name, [])
-        elif isinstance(value, list | tuple | np.ndarray):
-            value = [one[name] for one in value if isinstance(one, dict) and name in one]
-    return list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes | np.bytes_):
-        try:
-            value = value.decode()
-        except UnicodeDecodeError:
-            raise DataError(f"caption {value[:60]!r}", "a text in UTF-8", "repair it") from None
-    if not isinstance(value, str):
-        raise DataError(
-            f"a caption of type {type(value).__name__}", "a text", "set data.captions.feature"
-        )
-    if not is_caption(value):
-        got = f"the caption {value[:60]!r}" if value.strip() else "an empty caption"
-        raise DataError(got, "a text, and no list as text", "leave it out, or write one")
-    return str(value)

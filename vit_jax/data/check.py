@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.captions import read_texts
 from vit_jax.data.decode import decode
 from vit_jax.data.prepare.shards import sha256_of
 from vit_jax.data.progress import ProgressBar, track
 from vit_jax.data.sources import Example, Source
+from vit_jax.data.sources.captioned import read_texts
 from vit_jax.data.sources.tfds import CHECKSUMS
 from vit_jax.data.suspicious import Split, split_warnings
 from vit_jax.errors import DataError, UnreachableError
@@ -32,12 +32,12 @@ class SplitReport:
     name: str
     per_class: np.ndarray  # i[C], readable examples of each class.
     sizes: np.ndarray  # i[N, 2], width and height.
-    num_bytes: np.ndarray  # i[N], encoded size.
+    num_bytes: np.ndarray  # i[N], of the file or the pixels.
     formats: Counter[str]  # Format -> number of images.
     bad: list[tuple[str, str]]  # (example, reason): unreadable, or a bad label or caption.
     constant: list[str]  # Images whose pixels are all equal.
     indices: np.ndarray  # i[N], in the source.
-    contents: np.ndarray  # u64[N], hashes of the encoded images.
+    contents: np.ndarray  # u64[N], hashes of the files or the pixels.
     labels: np.ndarray  # i[N].
 
 
@@ -187,20 +187,23 @@ def _check_index(source: Source, index: int, num_classes: int) -> _ExampleReport
 
 
 def _check_one(example: Example, num_classes: int) -> _ExampleReport:
-    size, kind, reason, is_constant = (0, 0), "", None, False
+    size, kind, reason, is_constant = (0, 0), "pixels", None, False
+    stored = example.image
+    content = stored if isinstance(stored, bytes) else stored.tobytes()
     try:
-        image = decode(example.image)
+        image = decode(stored)
         size, is_constant = image.size, image.getcolors(maxcolors=1) is not None
-        kind = str(Image.open(io.BytesIO(example.image)).format)
+        if isinstance(stored, bytes):
+            kind = str(Image.open(io.BytesIO(stored)).format)
     except DataError as error:
         reason = error.got
     if reason is None and num_classes and not 0 <= example.label < num_classes:
         reason = f"label {example.label} is not 0 to {num_classes - 1}"
     if reason is None and not num_classes:
         reason = _bad_caption(example)
-    content = int.from_bytes(hashlib.blake2b(example.image, digest_size=8).digest(), "little")
+    digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     return _ExampleReport(
-        example.id, example.label, size, len(example.image), kind, reason, is_constant, content
+        example.id, example.label, size, len(content), kind, reason, is_constant, digest
     )
 
 

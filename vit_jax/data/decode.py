@@ -1,4 +1,4 @@
-"""Decodes a region of an encoded image.
+"""Decodes a region of a stored image: an encoded file, or an array of its pixels.
 
 How each kind of image is treated:
 
@@ -19,12 +19,12 @@ How each kind of image is treated:
 | more than 179 million pixels  | an error                                                      |
 | HEIC                          | RGB, if pillow-heif is installed; else an error               |
 | not an image, or no bytes     | an error; a Git LFS pointer is named                          |
+| array                         | uint8 of 1 or 3 channels; one is gray; others are an error    |
 
 PyTorch's and TensorFlow's readers ignore the orientation; a handful of ImageNet's photos have one.
 """
 
 import io
-import re
 import struct
 import zlib
 from collections.abc import Mapping
@@ -72,20 +72,21 @@ _UPRIGHT = {
     7: (True, True, True),
     8: (True, False, True),
 }
-# The exact header that `encode_plain` writes.
-_PLAIN = re.compile(rb"P6 (\d+) (\d+) 255\n")
+# An encoded file, or pixels u8[H, W, 3]; gray: u8[H, W, 1] or u8[H, W].
+ImageData = bytes | np.ndarray
 
 
-class EncodedImage:
-    """An encoded image whose regions can be decoded. The constructor reads only a JPEG's header.
+class StoredImage:
+    """An image whose regions can be decoded. The constructor reads only a JPEG's header.
 
     `size` is the width and height of the upright image. Raises DataError for a file that is not an
-    image, or a truncated one.
+    image, or a truncated one, and for an array that is not pixels.
     """
 
-    def __init__(self, encoded: bytes):
-        self._encoded = encoded
-        self._pixels: np.ndarray | None = None
+    def __init__(self, image: ImageData):
+        is_array = isinstance(image, np.ndarray)
+        self._pixels = _rgb_array(image) if is_array else None
+        self._encoded = encoded = b"" if is_array else image
         self._upright = _UPRIGHT[1]
         header = read_header(encoded)
         width = height = 0
@@ -144,28 +145,27 @@ class EncodedImage:
 
     def _decode_whole(self) -> UInt8[np.ndarray, "h w 3"]:
         """Decodes the whole stored image and keeps it."""
-        pixels = _plain_pixels(self._encoded)
-        if pixels is None:
-            try:
-                register_formats(self._encoded)
-                image = Image.open(io.BytesIO(self._encoded))
-                if image.format not in ("JPEG", "MPO"):  # Their orientation is known already.
-                    image.load()
-                    orientation = image.getexif().get(_ORIENTATION, 1)
-                    self._upright = _UPRIGHT.get(orientation, _UPRIGHT[1])
-                pixels = np.asarray(_to_rgb(image, getattr(image, "tag_v2", {})))
-            except UnidentifiedImageError:  # Its message is only a memory address.
-                raise _unreadable_error(self._encoded, "unknown format") from None
-            except _PILLOW_ERRORS as error:
-                raise _unreadable_error(self._encoded, str(error)) from None
-        self._pixels = pixels
-        return pixels
+        if self._pixels is not None:
+            return self._pixels
+        try:
+            register_formats(self._encoded)
+            image = Image.open(io.BytesIO(self._encoded))
+            if image.format not in ("JPEG", "MPO"):  # Their orientation is known already.
+                image.load()
+                orientation = image.getexif().get(_ORIENTATION, 1)
+                self._upright = _UPRIGHT.get(orientation, _UPRIGHT[1])
+            self._pixels = np.asarray(_to_rgb(image, getattr(image, "tag_v2", {})))
+        except UnidentifiedImageError:  # Its message is only a memory address.
+            raise _unreadable_error(self._encoded, "unknown format") from None
+        except _PILLOW_ERRORS as error:
+            raise _unreadable_error(self._encoded, str(error)) from None
+        return self._pixels
 
 
-def decode(encoded: bytes) -> Image.Image:
+def decode(image: ImageData) -> Image.Image:
     """Decodes a whole image: upright, RGB, 8 bits per channel. DataError: not an intact image."""
-    image = EncodedImage(encoded)
-    return Image.fromarray(np.ascontiguousarray(image.part((0, 0, *image.size))))
+    stored = StoredImage(image)
+    return Image.fromarray(np.ascontiguousarray(stored.part((0, 0, *stored.size))))
 
 
 def rgb_pixels(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
@@ -184,20 +184,16 @@ def rgb_pixels(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
         ) from None
 
 
-def encode_plain(pixels: UInt8[np.ndarray, "h w 3"]) -> bytes:
-    """Returns RGB pixels as an uncompressed PPM, which is decoded without a copy."""
-    return b"P6 %d %d 255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
-
-
-def _plain_pixels(encoded: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
-    """Returns the pixels of a PPM of `encode_plain`; None for any other file."""
-    header = _PLAIN.match(encoded)
-    if header is None:
-        return None
-    width, height = int(header[1]), int(header[2])
-    if len(encoded) - header.end() != width * height * 3 or not width * height:
-        return None
-    return np.frombuffer(encoded, np.uint8, offset=header.end()).reshape(height, width, 3)
+def _rgb_array(image: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
+    """Returns an array of pixels in RGB, contiguous for OpenCV."""
+    pixels = image[..., None] if image.ndim == 2 else image
+    if image.dtype != np.uint8 or pixels.shape[2:] not in ((1,), (3,)) or not image.size:
+        raise DataError(
+            f"an image of {image.dtype}{list(image.shape)}",
+            "pixels uint8[H, W, 3] or, if they are gray, uint8[H, W, 1] or uint8[H, W]",
+            "scale them to 0 to 255, and put the channels last",
+        )
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
 def _to_rgb(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:

@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from collections.abc import Iterable
 from importlib import util
 
 from vit_jax.errors import DataError
@@ -56,13 +57,15 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(suffixes)
 
 
-def unread_format(name: str) -> str | None:
-    """Returns the format of an image that is not read, by its name; None: it is no such file."""
-    if is_image(name):
-        return None
-    lower = name.lower()
-    suffix = ".nii.gz" if lower.endswith(".nii.gz") else f".{lower.rpartition('.')[2]}"
-    return _FORMAT_OF.get(suffix)
+def unread_formats(names: Iterable[str]) -> Counter[str]:
+    """Returns the formats of images that are not read, by the names of files, and their numbers."""
+    found = Counter[str]()
+    for name in names:
+        lower = name.lower()
+        suffix = ".nii.gz" if lower.endswith(".nii.gz") else f".{lower.rpartition('.')[2]}"
+        if suffix in _FORMAT_OF and not is_image(name):
+            found[_FORMAT_OF[suffix]] += 1
+    return found
 
 
 def counted(formats: Counter[str]) -> str:

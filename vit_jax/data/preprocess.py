@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from vit_jax.data.boxes import Box, eval_box
-from vit_jax.data.decode import EncodedImage, decode, encode_plain, rgb_pixels
+from vit_jax.data.decode import ImageData, StoredImage, decode, rgb_pixels
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError, FileError
 from vit_jax.models.family import ImageModel
@@ -63,14 +63,14 @@ class Preprocess:
         listed: Sequence[Any] = images if is_batch else [images]
         if not len(listed):
             raise DataError("0 images", "at least one image", "pass at least one image")
-        pixels = np.stack([self.pixels(_encoded(image)) for image in listed])
+        pixels = np.stack([self.pixels(_image_data(image)) for image in listed])
         mean, deviation = (np.asarray(part, np.float32) for part in (self.mean, self.deviation))
         if (self.mean, self.deviation) == ((0.5,) * 3, (0.5,) * 3):
             return pixels.astype(np.float32) / np.float32(127.5) - 1  # As everywhere else.
         return (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
 
-    def pixels(self, encoded: bytes) -> UInt8[np.ndarray, "H W 3"]:
-        """Returns an encoded image, cropped and resized, before its normalisation."""
+    def pixels(self, image: ImageData) -> UInt8[np.ndarray, "H W 3"]:
+        """Returns a stored image, cropped and resized, before its normalisation."""
         height, width = self.size
         if height == width and self.interpolation == "bilinear":
             transform = make_eval_transform(
@@ -79,9 +79,9 @@ class Preprocess:
                 central_fraction=self.central_fraction,
                 antialias=self.antialias,
             )
-            return transform(encoded, np.random.default_rng(0))
-        image = decode(encoded)
-        resized = image.resize((width, height), _FILTERS[self.interpolation], self._box(image))
+            return transform(image, np.random.default_rng(0))
+        whole = decode(image)
+        resized = whole.resize((width, height), _FILTERS[self.interpolation], self._box(whole))
         return np.asarray(resized)
 
     def _box(self, image: Image.Image) -> Box:
@@ -111,23 +111,23 @@ preprocess = preprocess_of
 """The same function, by the name that the package documents."""
 
 
-def _encoded(image: Any) -> bytes:
-    """Returns the bytes of an image file."""
+def _image_data(image: Any) -> ImageData:
+    """Returns the content of an image file, or the pixels of an image."""
     if isinstance(image, str | Path):
         path = user_path(str(image))
         encoded = read_user_file(path)
         try:
-            EncodedImage(encoded)
+            StoredImage(encoded)
         except DataError as error:
             raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
         return encoded
     if isinstance(image, Image.Image):
-        return encode_plain(rgb_pixels(image))
+        return rgb_pixels(image)
     shape, dtype = getattr(image, "shape", None), getattr(image, "dtype", None)
     if shape is None or dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
         got = type(image).__name__ if shape is None else f"an array {dtype}{list(shape)}"
         raise DataError(f"{got} as an image", _KINDS, "convert it")
-    return encode_plain(np.ascontiguousarray(image))
+    return np.asarray(image)
 
 
 def read_user_file(path: Path, expected: str = "an image file") -> bytes:

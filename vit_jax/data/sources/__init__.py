@@ -1,4 +1,4 @@
-"""Random-access sources of encoded examples. They do not need TensorFlow."""
+"""Random-access sources of examples. They do not need TensorFlow."""
 
 from vit_jax.data.sources.base import Example, LabelledSource, Source
 from vit_jax.data.sources.open import (

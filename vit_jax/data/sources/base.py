@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from vit_jax.data.decode import ImageData
 from vit_jax.data.sources.splits import Span
 from vit_jax.errors import DataError, UnreachableError
 
@@ -19,10 +20,10 @@ LABEL_ONLY = ("label",)
 class Example:
     """One example as stored."""
 
-    image: bytes  # Encoded (PNG, JPEG, ...).
+    image: ImageData
     label: int  # -1 if it was not requested.
     id: str  # Within its source, for error messages.
-    # Others that the task requested, by their names in the dataset. Images are still encoded.
+    # Others that the task requested, by their names in the dataset. Images are not decoded.
     features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

@@ -7,35 +7,43 @@ Layouts of `data.data_dir`:
   in JSONL it may be a list of captions. Several lines may have the same image. A column `split` is
   optional.
 - A folder of tar files. KEY.jpg (or another image) belongs to KEY.txt, or to KEY.json, of which one
-  key is the caption. KEY ends at the first dot of the file's name. Folders inside it, such as
-  `train`, are splits if `train` is one of them. The tar files are read in place: listing them finds
-  the place of each caption, and it is read together with its image.
+  key is the caption. Folders inside it, such as `train`, are splits if `train` is one of them.
+  The tar files are read in place: listing them finds the place of each caption, and it is read
+  together with its image.
 
-The order of a split is that of the hashes of the names of its images, so that each slice of it is a
-random sample.
+Both are read as those with labels are, with the same columns and keys of splits
+(`image_table.py`, `tar_files.py`). The order of a split is that of the hashes of the names of its
+images, so that each slice of it is a random sample.
 """
 
 import dataclasses
 import hashlib
 import logging
-import posixpath
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_jax.data.image_formats import HOW_TO_CONVERT, counted, is_image, unread_format
+import numpy as np
+
+from vit_jax.data.image_formats import HOW_TO_CONVERT, counted
 from vit_jax.data.progress import track
-from vit_jax.data.sources.base import Example, bucket_error, hash_of
+from vit_jax.data.sources.base import Example, hash_of
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.folder_layout import check_names, list_children
-from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.image_table import is_caption, read_csv, read_jsonl, split_cells
-from vit_jax.data.sources.listing import Listing, list_named, make_listing
-from vit_jax.data.sources.tar_files import key_of, tar_members
+from vit_jax.data.sources.image_files import ImageEntry
+from vit_jax.data.sources.image_table import read_rows
+from vit_jax.data.sources.listing import (
+    Listing,
+    files_in,
+    list_named,
+    listing_errors,
+    make_listing,
+)
+from vit_jax.data.sources.tar_files import Member, pair, read_shard
 from vit_jax.errors import DataError
 from vit_jax.storage.block_cache import BlockCache
-from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import parse_json
 from vit_jax.storage.paths import user_path
 
@@ -43,7 +51,11 @@ log = logging.getLogger(__name__)
 
 _FILE_COLUMNS = ("file_name", "filepath", "path", "image")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_TABLES = (".csv", ".tsv", ".jsonl")
+# Captions that programs write in place of a text: a missing value, a list.
+_NO_CAPTION = re.compile(
+    r"(?:nan|none|null|<na>)?|\[\s*(['\"]).*\1\s*\]", re.DOTALL | re.IGNORECASE
+)
 _LAYOUTS = "a CSV or JSONL file of images and captions, or a folder of tar files"
 
 
@@ -79,20 +91,14 @@ def list_captioned(
             "set data.captions.tokenizer, or choose a dataset with labels",
         )
     path, feature = user_path(path), features[0]
-    try:
+    with listing_errors(path):
         if path.is_dir():
             table = next((path / name for name in _METADATA if (path / name).is_file()), None)
             if table is None:
                 return CaptionedListing(*_list_tars(path, feature, cache), feature)
             path = table
-        if path.is_file() and path.suffix in (*_SEPARATORS, ".jsonl"):
+        if path.is_file() and path.suffix in _TABLES:
             return CaptionedListing(*_list_table(path, feature, cache), feature)
-    except OSError as error:
-        if isinstance(path, BucketPath):
-            raise bucket_error(error) from None
-        raise DataError(
-            f"{error.filename or path}: {error.strerror}", _LAYOUTS, "check data.data_dir"
-        ) from None
     raise DataError(
         f"{path} as images with captions" if path.exists() else f"no file or folder {path}",
         _LAYOUTS,
@@ -144,60 +150,24 @@ class CaptionedSource(FolderSource):
 def _list_table(
     path: Path, feature: str, cache: BlockCache | None
 ) -> tuple[Listing, list[list[str] | _Place]]:
-    separator = _SEPARATORS.get(path.suffix)
-    table = read_jsonl(path) if separator is None else read_csv(path, separator)
-    if not table.rows:
-        raise DataError(f"{path} lists no image", "one line per image", "add them")
-    first = table.rows[0]
-    column = next((name for name in _FILE_COLUMNS if name in first), None)
-    if column is None or feature not in first:
-        raise DataError(
-            f"{path} with the columns {', '.join(first)}",
-            f"{' or '.join(_FILE_COLUMNS)}, and {feature}",
-            "rename a column, or set data.captions.feature",
-        )
     captions: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
-    cells = split_cells(path, table, column, feature)
-    for number, row, split in zip(table.lines, table.rows, cells, strict=True):
-        where = f"line {number} of {path}"
-        name = row.get(column)
-        if not isinstance(name, str) or not name:
-            raise DataError(f"{where} has no {column}", "the path of an image", "fix the line")
-        if (known := splits.setdefault(posixpath.normpath(name), split)) != split:
-            raise DataError(
-                f"{where}: {name} is in the splits {known} and {split}",
-                "one split for an image",
-                "fix the line",
-            )
-        captions.setdefault(name, []).extend(_check_texts(row.get(feature), where, feature))
-    listing = list_named(
-        path, cache, [(name, "", splits[posixpath.normpath(name)]) for name in captions], [""]
-    )
-    return listing, [captions[name] for name in listing.names]
-
-
-def _check_texts(value: Any, where: str, feature: str) -> list[str]:
-    """Returns one or several captions as a list."""
-    texts = value if isinstance(value, list) else [value]
-    for text in texts or [None]:
-        if not isinstance(text, str) or not is_caption(text):
-            raise DataError(
-                f"{where}: {feature} is {text!r}",
-                "a caption that is not empty, no missing value and no list written as text",
-                "fix the line, or remove it; several captions are several lines or JSONL",
-            )
+    fix = "rename a column, or set data.captions.feature"
+    for row in read_rows(path, _FILE_COLUMNS, feature, fix):
+        splits[row.image] = row.split
         try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{where}: {feature} {text!r}", "UTF-8", "fix the line") from None
-    return texts
+            captions.setdefault(row.image, []).extend(read_texts(row.value))
+        except DataError as error:
+            fix = "fix the line, or remove it; several captions are several lines or JSONL"
+            raise DataError(f"{row.where}: {feature}: {error.got}", error.expected, fix) from None
+    listing = list_named(path, cache, [(name, "", splits[name]) for name in captions], [""])
+    return listing, [captions[name] for name in listing.names]
 
 
 def _list_tars(
     root: Path, feature: str, cache: BlockCache | None
 ) -> tuple[Listing, list[list[str] | _Place]]:
-    files = BucketFiles(root, cache) if isinstance(root, BucketPath) else LocalFiles(root)
+    files = files_in(root, cache)
     folders, tars = list_children(root, files, "")
     groups = [("train", name) for name in tars]
     if not tars and "train" in folders:
@@ -208,20 +178,27 @@ def _list_tars(
     found: list[ImageEntry] = []
     places: dict[str, _Place] = {}
     others, unread = 0, Counter[str]()
+    kinds = {"json": "json", feature.lower() if feature != "caption" else "txt": "text"}
     for split, tar in track(groups, f"listing {root}", len(groups)):
-        images, captions, skipped = _pairs(tar, tar_members(root, files, tar), feature)
-        unread.update(filter(None, map(unread_format, skipped)))
-        missing = [name for name in images if name not in captions]
-        if missing:
-            key = f"{tar}/{images[missing[0]][0].rpartition('.')[0]}"
+
+        def place(member: Member, tar: str = tar) -> _Place:
+            is_json = member.name.lower().endswith(".json")
+            return _Place(tar, member.offset, member.size, feature if is_json else None)
+
+        shard = read_shard(root, files, tar, split=split, group="", kinds=kinds, keep=place)
+        captions = shard.texts.get("json", {}) | shard.texts.get("text", {})
+        chosen, alone = pair(shard.images, captions)
+        if alone:
             raise DataError(
-                f"{root / key} has an image and no {feature} ({len(missing)} such images in {tar})",
+                f"{root / alone[0].name.rpartition('.')[0]} has an image and no {feature}"
+                f" ({len(alone)} such images in {tar})",
                 "KEY.txt or KEY.json for each image",
                 "leave the image out, or set data.captions.feature",
             )
-        found += [ImageEntry(split, "", f"{tar}/{n}", s, o) for n, s, o in images.values()]
-        places |= {f"{tar}/{images[key][0]}": captions[key] for key in images}
-        others += len(skipped)
+        found += chosen.values()
+        places |= {image.name: captions[key] for key, image in chosen.items()}
+        unread += shard.unread
+        others += shard.num_others + len(shard.images) - len(chosen)
     shown = f"; images of formats that are not read: {counted(unread)}" if unread else ""
     if not found:
         raise DataError(
@@ -237,35 +214,36 @@ def _list_tars(
     return listing, [places[name] for name in listing.names]
 
 
-def _pairs(
-    tar: str, members: Iterable[tuple[str, int, int]], feature: str
-) -> tuple[dict[str, tuple[str, int, int]], dict[str, _Place], list[str]]:
-    """Returns key -> (name, size, offset) of images, key -> place of captions, and other files."""
-    images: dict[str, tuple[str, int, int]] = {}
-    texts: dict[str, _Place] = {}
-    objects: dict[str, _Place] = {}
-    others: list[str] = []
-    text = feature.lower() if feature != "caption" else "txt"
-    for name, size, offset in members:
-        folder, slash, file = name.rpartition("/")
-        stem, _, suffix = file.partition(".")
-        kind = suffix.lower()
-        if not ("." not in kind and is_image(name)) and kind not in (text, "json"):
-            # No suffix of WebDataset: the key has a dot, or the sample has other files.
-            stem, _, suffix = file.rpartition(".")
-            kind = suffix.lower()
-        key = f"{folder}{slash}{stem}"
-        if is_image(name) and "." not in kind and key not in images:
-            images[key] = (name, size, offset)
-        elif size == UNREADABLE:
-            others.append(name)
-        elif kind == text:
-            texts[key] = _Place(tar, offset, size, None)
-        elif kind == "json":
-            objects[key] = _Place(tar, offset, size, feature)
-        else:
-            others.append(name)
-    captions = objects | texts
-    beside = [k for k in images if k not in captions and key_of(k) != k and key_of(k) in images]
-    others += [images.pop(key)[0] for key in beside]  # Such as KEY.mask.png beside KEY.jpg.
-    return images, captions, others
+def read_texts(value: Any, inner: Sequence[str] = ()) -> list[str]:
+    """Returns the captions in a feature's value. DataError: none, or one is empty or not UTF-8.
+
+    The value is one or several texts, or a sequence of features; `inner` names the text in these.
+    """
+    for name in inner:
+        if isinstance(value, dict):
+            value = value.get(name, [])
+        elif isinstance(value, list | tuple | np.ndarray):
+            value = [one[name] for one in value if isinstance(one, dict) and name in one]
+    found = list(map(_text, value if isinstance(value, list | tuple | np.ndarray) else [value]))
+    if not found:
+        raise DataError("no caption", "one or more", "leave the image out")
+    return found
+
+
+def _text(value: Any) -> str:
+    try:
+        text = value.decode() if isinstance(value, bytes | np.bytes_) else value
+        if isinstance(text, str):
+            text.encode()
+    except UnicodeError:
+        raise DataError(f"caption {value[:60]!r}", "a text in UTF-8", "repair it") from None
+    if not isinstance(text, str):
+        raise DataError(
+            f"a caption of type {type(text).__name__}", "a text", "set data.captions.feature"
+        )
+    if _NO_CAPTION.fullmatch(text.strip()):
+        got = f"the caption {text[:60]!r}" if text.strip() else "an empty caption"
+        raise DataError(
+            got, "a text, no missing value and no list as text", "leave it out, or write one"
+        )
+    return str(text)

@@ -165,20 +165,19 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
         return
     for split in dict.fromkeys(entries[0].split for entries in inside.values()):
         _check_split(root, {p: e for p, e in inside.items() if e[0].split == split})
-    training = (place for place, entries in inside.items() if entries[0].split == "train")
-    # `list_images` warns of shards.
-    _check_flat(root, [place for place in training if not place.endswith(".tar")])
+    _check_flat(root, [place for place, of in inside.items() if of[0].split == "train"])
 
 
-def _check_flat(root: Path, places: Iterable[str]) -> None:
+def _check_flat(root: Path, places: Sequence[str]) -> None:
     """Raises DataError if the names of folders say parts of a dataset, or images and masks."""
     parts: dict[str, list[str]] = {}
+    kind = "tar files" if places and places[0].endswith(".tar") else "folders"
     for name in (names := list(map(_name, places))):
         words = _fold(re.sub("(?<=[a-z])(?=[A-Z])", " ", name))
         parts.setdefault(re.sub(r"\d+|(?<=[ _.-])[a-z]$", "#", words), []).append(name)
     for stem, alike in parts.items():
         if len(alike) > 1 and 2 * len(alike) > len(names) and _PART.search(stem):
-            raise _layout_error(f"{root} has the folders {_alike(alike)}, which", "parts")
+            raise _layout_error(f"{root} has the {kind} {_alike(alike)}, which", "parts")
     images, masks = (
         [name for name in names if pattern.fullmatch(re.sub("[^a-z]", "", name.casefold()))]
         for pattern in (_IMAGES, _TARGETS)

@@ -1,10 +1,16 @@
-"""Reads CSV and JSONL files that list images."""
+"""Reads CSV, TSV and JSONL files that list images, each with a label or captions.
+
+Files are UTF-8. A line has the path of an image, relative to the file, and a value. Columns may say
+its split (`split_names.py`).
+"""
 
 import csv
 import io
 import logging
-import re
+import posixpath
+import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +25,58 @@ _QUOTES = "a value with a separator or quotes in it needs quotes, and quotes in 
 # Texts for a value that is not there.
 MISSING = ("nan", "none", "null", "n/a", "#n/a", "na", "<na>", "nat")
 
-# Captions that programs write in place of a text: a missing value, a list.
-_NO_CAPTION = re.compile(
-    r"(?:nan|none|null|<na>)?|\[\s*(['\"]).*\1\s*\]", re.DOTALL | re.IGNORECASE
-)
+
+class Row(NamedTuple):
+    """A line that lists an image."""
+
+    where: str  # For messages.
+    image: str  # Path relative to the file.
+    value: Any  # Of the column that was asked for; None: the line has none.
+    split: str
 
 
-class Table(NamedTuple):
+def read_rows(path: Path, image_columns: Sequence[str], value_column: str, fix: str) -> list[Row]:
+    """Returns the lines of a file, by the first of the image columns that it has.
+
+    `fix` says what to do if it has no such columns. Capitals do not matter in names of columns.
+    """
+    table = _read_jsonl(path) if path.suffix == ".jsonl" else _read_csv(path)
+    wanted = f"{' or '.join(image_columns)}, and {value_column}"
+    known = {name.casefold(): name for name in table.columns} | {n: n for n in table.columns}
+    image = next((known[name] for name in image_columns if name in known), None)
+    value = known.get(value_column)
+    if table.columns and (image is None or value is None):
+        raise DataError(f"{path} with the columns {', '.join(table.columns)}", wanted, fix)
+    if not table.rows or image is None or value is None:
+        raise DataError(f"{path} lists no image", f"{wanted}, with a line per image", "add them")
+    rows: list[Row] = []
+    splits: dict[str, str] = {}
+    cells = _split_cells(path, table, image, value)
+    for number, row, split in zip(table.lines, table.rows, cells, strict=True):
+        where, name = f"line {number} of {path}", row.get(image)
+        if not isinstance(name, str) or not (name := name.strip()):
+            raise DataError(f"{where} has no {image}", "the path of an image", "fix the line")
+        if (first := splits.setdefault(posixpath.normpath(name), split)) != split:
+            raise DataError(
+                f"{where}: {name} is in the splits {first} and {split}",
+                "one split for an image",
+                "fix the line",
+            )
+        rows.append(Row(where, name, row.get(value), split))
+    return rows
+
+
+def label_text(value: Any) -> str | None:
+    """Returns a label of a table or a JSON file as text; None: it is no label.
+
+    pandas writes 3 as 3.0 beside missing values.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return unicodedata.normalize("NFC", str(value).strip()) if type(value) in (str, int) else None
+
+
+class _Table(NamedTuple):
     """The rows of a file."""
 
     columns: list[str]
@@ -33,11 +84,14 @@ class Table(NamedTuple):
     lines: list[int]  # of each row in the file, from 1
 
 
-def read_csv(path: Path, separator: str) -> Table:
-    """Reads a CSV file. `separator` is the usual one; tabs and semicolons are found."""
+def _read_csv(path: Path) -> _Table:
+    """Reads a CSV file, whose values may also be separated by tabs or semicolons."""
     rows, lines = [], []
     text = _read(path, "a CSV file")
-    held, separator = io.StringIO(text, newline=""), separator_of(text, separator)
+    first = text.partition("\n")[0]
+    others = [mark for mark in "\t;" if mark in first and "," not in first]
+    separator = others[0] if others else "\t" if path.suffix == ".tsv" else ","
+    held = io.StringIO(text, newline="")
     # Else a quote that is not closed takes the lines up to the next one.
     reader = csv.reader(held, delimiter=separator, strict=True)
     try:
@@ -62,10 +116,10 @@ def read_csv(path: Path, separator: str) -> Table:
             "different names, also in small letters",
             "rename or remove all but one of them",
         )
-    return Table(columns, rows, lines)
+    return _Table(columns, rows, lines)
 
 
-def read_jsonl(path: Path) -> Table:
+def _read_jsonl(path: Path) -> _Table:
     """Reads a file with a JSON object in each line."""
     expected = "a JSON object in each line"
     rows: list[dict[str, Any]] = []
@@ -78,7 +132,7 @@ def read_jsonl(path: Path) -> Table:
             raise DataError(f"{path}: line {number} is not a JSON object", expected, "fix it")
         rows.append(row)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return Table(columns, rows, list(range(1, len(rows) + 1)))
+    return _Table(columns, rows, list(range(1, len(rows) + 1)))
 
 
 def _read(path: Path, expected: str) -> str:
@@ -94,19 +148,7 @@ def _read(path: Path, expected: str) -> str:
         ) from None
 
 
-def separator_of(text: str, usual: str) -> str:
-    """Returns the separator of a table: a tab or semicolon if only they are in the first line."""
-    first = text.partition("\n")[0]
-    others = [mark for mark in "\t;" if mark in first and "," not in first]
-    return others[0] if others else usual
-
-
-def is_caption(text: str) -> bool:
-    """Whether a text is a caption: not empty, no missing value and no list written as text."""
-    return _NO_CAPTION.fullmatch(text.strip()) is None
-
-
-def split_cells(path: Path, table: Table, image: str, label: str) -> list[str]:
+def _split_cells(path: Path, table: _Table, image: str, label: str) -> list[str]:
     """Returns the split of each row, "train" if no column says it as `read_splits` understands it.
 
     Says which columns are not read. `image` and `label` are columns with another meaning.

@@ -1,4 +1,4 @@
-"""Lists the images in a folder, a folder of tar files, or a CSV file, without decoding them.
+"""Lists labelled images in a folder, in tar files or in a table, without decoding them.
 
 Layouts:
 
@@ -11,9 +11,9 @@ Layouts:
 - FOLDER/CLASS.tar, or FOLDER/SPLIT/CLASS.tar: one plain tar file per class. It is read in place.
 - FOLDER/*.tar or FOLDER/SPLIT/*.tar in WebDataset's layout: KEY.jpg and KEY.cls with the class, a
   name or a number, or KEY.json with the class as "cls" or "label". There is one image for a KEY.
-- A CSV file with the columns path, label and optionally split, or another column that says which
-  images are held out, such as is_valid (`split_names.py`). Paths are relative to the CSV file.
-  Labels are class names: integers are sorted as numbers, others as text.
+- A CSV, TSV or JSONL file with the columns path, label and optionally split, or another column
+  that says which images are held out, such as is_valid (`split_names.py`). Paths are relative to
+  the file. Labels are class names: integers are sorted as numbers, others as text.
 
 `folder_layout.py` says which folders are splits, which are classes, and what is refused. Files
 without an image suffix are skipped and counted, and so are images beside the class folders; images
@@ -27,6 +27,7 @@ the size of the class and rank is the example's index in its class when sorted b
 path. So every slice, such as train[90%:], is class-balanced and the same on every machine.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -34,7 +35,7 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +47,7 @@ from vit_jax.data.image_formats import (
     counted,
     is_image,
     no_images_error,
-    unread_format,
+    unread_formats,
 )
 from vit_jax.data.progress import track
 from vit_jax.data.sources.base import bucket_error
@@ -59,8 +60,8 @@ from vit_jax.data.sources.folder_layout import (
     warn_of_lists,
 )
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
-from vit_jax.data.sources.image_table import MISSING, read_csv, split_cells
-from vit_jax.data.sources.tar_files import labelled, labels_in, tar_members
+from vit_jax.data.sources.image_table import MISSING, label_text, read_rows
+from vit_jax.data.sources.tar_files import Contents, Member, labelled, read_shard
 from vit_jax.errors import DataError, first_few
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.bucket_path import BucketPath
@@ -76,6 +77,8 @@ _UNLABELLED = ("?", "-", "-1", "-1.0", "unknown", "unlabeled", "unlabelled", "mi
 # Beside class folders; `list_children` refuses compressed tar files.
 _ARCHIVES = (".zip", ".rar", ".7z")
 _SORT = "sort the images into folders, or list them in a CSV file of path,label"
+# Files of tar files that have labels: suffix -> kind.
+_LABELS = {"cls": "cls", "cls.txt": "cls", "json": "json"}
 log = logging.getLogger(__name__)
 _THREADS = 8
 
@@ -129,14 +132,28 @@ class Listing:
 
 
 def list_images(path: Path, cache: BlockCache | None = None) -> Listing:
-    """Lists the images of a folder or CSV file, also in a bucket."""
+    """Lists the images of a folder, or of a CSV, TSV or JSONL file, also in a bucket."""
     path = user_path(path)
-    try:
+    with listing_errors(path):
         if path.is_file():
-            return _list_csv(path, cache)
+            return _list_table(path, cache)
         if path.is_dir():
-            is_remote = isinstance(path, BucketPath)
-            return _list_folder(path, BucketFiles(path, cache) if is_remote else LocalFiles(path))
+            return _list_folder(path, files_in(path, cache))
+    raise DataError(
+        f"no folder {path}", "a folder of images, one subfolder per class", "set data_dir"
+    )
+
+
+def files_in(root: Path, cache: BlockCache | None) -> LocalFiles | BucketFiles:
+    """Returns the files of a folder on a disk or in a bucket."""
+    return BucketFiles(root, cache) if isinstance(root, BucketPath) else LocalFiles(root)
+
+
+@contextlib.contextmanager
+def listing_errors(path: Path) -> Iterator[None]:
+    """Converts errors of reading what lists images, or their folders, to a DataError."""
+    try:
+        yield
     except OSError as error:
         if isinstance(path, BucketPath):
             raise bucket_error(error) from None
@@ -145,9 +162,6 @@ def list_images(path: Path, cache: BlockCache | None = None) -> Listing:
             "readable folders and files",
             "change their permissions",
         ) from None
-    raise DataError(
-        f"no folder {path}", "a folder of images, one subfolder per class", "set data_dir"
-    )
 
 
 def spread_evenly(labels: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -185,7 +199,7 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
         if archives := [name for name in names if name.lower().endswith(_ARCHIVES)]:
             log.warning("%s: archives are not read: %s", root, first_few(archives, _MAX_NAMED))
         there = any(group.split == split for group in groups)
-        formats = Counter(filter(None, map(unread_format, names)))
+        formats = unread_formats(names)
         if not there and (not groups or (split == "train" and (loose or formats))):
             formats = Counter() if loose else formats
             raise no_images_error(f"no folders in {root / base}", formats, _SORT)
@@ -205,8 +219,9 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
             )
     labels = dict[str, dict[str, str]]()
     for _, inside in rows:
-        for suffix, of_images in inside.labels.items():
-            labels.setdefault(suffix, {}).update(of_images)
+        for kind, of_images in inside.texts.items():
+            labels.setdefault(kind, {}).update(of_images)
+    others += sum(map(len, labels.values()))
     chosen = labelled(root, found, labels) if labels else None
     if chosen is not None:
         others += len(found) - 2 * len(chosen)  # A file of each label is no other file.
@@ -245,16 +260,6 @@ class _Group(NamedTuple):
     place: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Inside:
-    """What is in a group."""
-
-    images: list[ImageEntry]
-    num_others: int  # Files that are not read.
-    unread: Counter[str]  # Images among them: format -> number.
-    labels: dict[str, dict[str, str]]  # See `labels_in`.
-
-
 def _groups_in(
     root: Path, files: LocalFiles | BucketFiles, bases: Iterable[tuple[str, str]]
 ) -> list[_Group]:
@@ -273,29 +278,47 @@ def _groups_in(
     return groups
 
 
-def _list_group(root: Path, files: LocalFiles | BucketFiles, group: _Group) -> _Inside:
+def _list_group(root: Path, files: LocalFiles | BucketFiles, group: _Group) -> Contents:
+    split, name, place = group
+
+    def label(member: Member) -> str | None:
+        text = member.label
+        if not member.name.lower().endswith(".json") and not (text and text.isprintable()):
+            raise DataError(f"{root / place}/{member.name} holds {text!r}", "a class", "repair it")
+        return text
+
+    if not files.is_folder(place):
+        return read_shard(root, files, place, split=split, group=name, kinds=_LABELS, keep=label)
     images, others = [], []
-    is_folder = files.is_folder(group.place)
-    if is_folder:
-        members = ((name, size, 0) for name, size in files.walk(group.place))
-    else:
-        members = tar_members(root, files, group.place)
-    for name, size, offset in members:
-        # A broken link on a disk counts whatever its name is: a folder of images may be missing.
-        if is_image(name) or (is_folder and size == UNREADABLE):
-            path = f"{group.place}/{name}"
-            images.append(ImageEntry(group.split, group.name, path, size, offset))
+    for file, size in files.walk(place):
+        # A broken link counts whatever its name is: a folder of images may be missing.
+        if is_image(file) or size == UNREADABLE:
+            images.append(ImageEntry(split, name, f"{place}/{file}", size, 0))
         else:
-            others.append((name, size, offset))
+            others.append(file)
     images.sort(key=lambda image: image.name)
-    unread = Counter(filter(None, (unread_format(name) for name, _, _ in others)))
-    labels = {} if is_folder else labels_in(root, files, group.place, group.split, others)
-    return _Inside(images, len(others), unread, labels)
+    return Contents(images, {}, len(others), unread_formats(others))
 
 
-def _list_csv(path: Path, cache: BlockCache | None) -> Listing:
-    rows = _csv_rows(path)
-    return list_named(path, cache, rows, _sorted_classes({label for _, label, _ in rows}))
+def _list_table(path: Path, cache: BlockCache | None) -> Listing:
+    known: dict[str, str] = {}
+    named = []
+    for row in read_rows(path, ("path",), "label", "name the columns in the first line"):
+        label = label_text(row.value)
+        if not label:
+            raise DataError(
+                f"{row.where} has the label {row.value!r}", "the name of a class", "fix the line"
+            )
+        if (first := known.setdefault(posixpath.normpath(row.image), label)) != label:
+            raise DataError(
+                f"{row.where}: {row.image} has the labels {first} and {label}",
+                "one label for each image",
+                "remove one of the lines",
+            )
+        named.append((row.image, label, row.split))
+    if twice := len(named) - len(known):
+        log.warning("%s: %d lines repeat an image; slices of a split may share it", path, twice)
+    return list_named(path, cache, named, _sorted_classes(set(known.values())))
 
 
 def list_named(
@@ -356,48 +379,6 @@ def _sorted_classes(names: set[str]) -> list[str]:
     """Returns names of classes as text, or as numbers if all are."""
     numbers = all(name.isascii() and name.isdecimal() for name in names)
     return sorted(names, key=(lambda text: (int(text), text)) if numbers else str)
-
-
-def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
-    """Returns (path, label, split) of every line."""
-    table = read_csv(path, ",")
-    used = {name.casefold(): name for name in table.columns}
-    if not {"path", "label"} <= set(used):
-        raise DataError(
-            f"the first line of {path} is {','.join(table.columns)!r}",
-            "path,label or path,label,split",
-            "add this line",
-        )
-    if not table.rows:
-        raise DataError(f"{path} lists no image", "one line per image", "add them")
-    splits = split_cells(path, table, used["path"], used["label"])
-    rows = [
-        (
-            row[used["path"]].strip(),
-            unicodedata.normalize("NFC", row[used["label"]].strip()),
-            split,
-        )
-        for row, split in zip(table.rows, splits, strict=True)
-    ]
-    for number, row in zip(table.lines, rows, strict=True):
-        if not all(row):
-            raise DataError(
-                f"line {number} of {path} has an empty value",
-                ",".join(table.columns),
-                "fix the line",
-            )
-    known = dict[str, tuple[str, str]]()
-    for name, *said in rows:
-        label, split = known.setdefault(posixpath.normpath(name), (said[0], said[1]))
-        if [label, split] != said:
-            raise DataError(
-                f"{path} lists {name} as {label} in {split} and as {' in '.join(said)}",
-                "one label and one split for each image",
-                "remove one of the lines",
-            )
-    if twice := len(rows) - len(known):
-        log.warning("%s: %d lines repeat an image; slices of a split may share it", path, twice)
-    return rows
 
 
 def make_listing(

@@ -18,6 +18,7 @@ Otherwise it is an error, because all images would be trained on, and so are col
 each other. Beside a column `split`, columns that cannot be read are passed over.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,6 +136,7 @@ def read_splits(
     return found or None, list(read)
 
 
+@functools.lru_cache(1000)
 def may_say_split(name: str) -> bool:
     """Whether the name of a column says which split an image is in."""
     return name not in ("cls", "label") and _says_by_name(name, set())

@@ -1,4 +1,7 @@
-"""Lists the members of tar files, and labels in the layout of WebDataset.
+"""Reads tar files: images, and in the layout of WebDataset the labels or captions beside them.
+
+KEY.cls, KEY.txt or KEY.json belongs to the image KEY.jpg or, without such an image, to the first
+one whose name is KEY up to its first dot.
 
 Links in a tar file are followed inside it, also through linked folders, as on a disk. A link that
 leads to no file in it has the size UNREADABLE.
@@ -8,14 +11,13 @@ import dataclasses
 import io
 import logging
 import posixpath
-import re
 import tarfile
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vit_jax.data.image_formats import described
+from vit_jax.data.image_formats import described, is_image, unread_formats
 from vit_jax.data.sources.base import bucket_error
 from vit_jax.data.sources.image_files import (
     UNREADABLE,
@@ -24,6 +26,7 @@ from vit_jax.data.sources.image_files import (
     LocalFiles,
     is_hidden,
 )
+from vit_jax.data.sources.image_table import label_text
 from vit_jax.data.sources.split_names import check_split, may_say_split
 from vit_jax.errors import DataError
 from vit_jax.storage.bucket_path import BucketPath
@@ -31,31 +34,105 @@ from vit_jax.storage.files import parse_json
 
 log = logging.getLogger(__name__)
 
-Members = Iterable[tuple[str, int, int]]  # (name, size or UNREADABLE, offset)
+# Ends of the names of files that are read while a tar file is listed.
+_LABELS = (".cls", ".cls.txt", ".json")
+_NONE: Mapping[str, str] = {}  # One for all members.
 # A link that leads further than this is a circle.
 _MOST_LINKS = 40
 
 
-def key_of(name: str) -> str:
-    """Returns the name of a tar member up to the first dot of the file name, as WebDataset does."""
-    folder, slash, file = name.rpartition("/")
-    return f"{folder}{slash}{file.partition('.')[0]}"
+class Member(NamedTuple):
+    """A file or link in a tar file."""
+
+    name: str
+    size: int  # In bytes, or UNREADABLE.
+    offset: int
+    label: str | None  # The text of a .cls file, or the label in a .json file.
+    splits: Mapping[str, str]  # What a .json file says about its split: key -> text.
 
 
-def tar_members(root: Path, files: LocalFiles | BucketFiles, name: str) -> Members:
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What is in a folder or a tar file. Paths are relative to the root of the dataset."""
+
+    images: list[ImageEntry]  # Sorted by name.
+    texts: dict[str, dict[str, Any]]  # Kind -> path without suffix -> what is kept of the file.
+    num_others: int  # Files that are not read.
+    unread: Counter[str]  # Images among them: format -> number.
+
+
+def read_shard(
+    root: Path,
+    files: LocalFiles | BucketFiles,
+    place: str,
+    *,
+    split: str,
+    group: str,
+    kinds: Mapping[str, str],
+    keep: Callable[[Member], Any],
+) -> Contents:
+    """Lists a tar file. `kinds` are those of texts that belong to images, by their suffixes.
+
+    `keep` returns what is kept of a text; None: it is not read. Raises DataError if .json files say
+    that images are in another split than `split`, and if an image has two texts of one kind.
+    """
+    images, texts, others = [], dict[str, dict[str, Any]](), []
+    said: dict[str, set[str]] = {}
+    for member in _members(root, files, place):
+        name, lower = f"{place}/{member.name}", member.name.lower()
+        suffix = next((suffix for suffix in kinds if lower.endswith(f".{suffix}")), None)
+        kept = None if suffix is None or member.size == UNREADABLE else keep(member)
+        if is_image(member.name):
+            images.append(ImageEntry(split, group, name, member.size, member.offset))
+        elif suffix is None or kept is None:
+            others.append(member.name)
+        else:
+            key = name[: -len(suffix) - 1]
+            known = texts.setdefault(kinds[suffix], {}).setdefault(key, kept)
+            if known != kept:
+                raise DataError(
+                    f"{root / place} has {member.name} and another such file for the same image",
+                    "one file of a kind for each image, or equal ones",
+                    "remove one",
+                )
+        for key, text in member.splits.items():
+            said.setdefault(key, set()).add(text)
+    for key, found in said.items():
+        check_split(root / place, split, key, sorted(found))
+    images.sort(key=lambda image: image.name)
+    return Contents(images, texts, len(others), unread_formats(others))
+
+
+def pair(
+    images: Iterable[ImageEntry], keys: Collection[str]
+) -> tuple[dict[str, ImageEntry], list[ImageEntry]]:
+    """Returns key -> the image that a text with this key belongs to, and images without a text."""
+    chosen, alone = dict[str, ImageEntry](), list[ImageEntry]()
+    for image in images:
+        stem = image.name.rpartition(".")[0]
+        folder, slash, file = image.name.rpartition("/")
+        key = stem if stem in keys else f"{folder}{slash}{file.partition('.')[0]}"
+        if key not in keys:
+            alone.append(image)
+        elif key == stem or key not in chosen:  # One image of a key: not KEY.mask.png.
+            chosen[key] = image
+    return chosen, alone
+
+
+def _members(root: Path, files: LocalFiles | BucketFiles, place: str) -> Iterable[Member]:
     """Returns the files and links in a tar file.
 
     Listing a tar file means reading all of it, so the list of one in a bucket is cached.
     """
     if not isinstance(files, BucketFiles):
-        return _read_tar(root / name, files.open(name))
+        return _read_tar(root / place, files.open(place))
     listed = files.cache.remembered(
-        f"members-{files.key(name)}", lambda: list(_read_tar(root / name, files.open(name)))
+        f"tar-{files.key(place)}", lambda: list(_read_tar(root / place, files.open(place)))
     )
-    return map(tuple, listed)
+    return (Member(*member) for member in listed)
 
 
-def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, int, int]]:
+def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[Member]:
     places: dict[str, tuple[int, int]] = {}
     links: dict[str, str] = {}
     names: dict[str, str] = {}  # As written. Of several members with a name, the last counts.
@@ -78,17 +155,27 @@ def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, int, i
                 names[name] = member.name
                 # tarfile keeps every member in memory otherwise.
                 archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
+            for own, name in names.items():
+                if not _is_hidden(own):
+                    yield from (_member(file, *found) for found in _find(name, places, links))
     except (tarfile.TarError, OSError) as error:
         if isinstance(error, OSError) and isinstance(path, BucketPath):
             raise bucket_error(error) from None
         raise _damaged_error(path, error) from None
-    for own, name in names.items():
-        if _is_hidden(own):
-            continue
-        if own in places:
-            yield name, *places[own]
-        else:
-            yield from _linked(name, places, links)
+
+
+def _member(file: io.BufferedReader, name: str, size: int, offset: int) -> Member:
+    """Returns a file with the label and the splits in it."""
+    if size == UNREADABLE or not name.lower().endswith(_LABELS):
+        return Member(name, size, offset, None, _NONE)
+    file.seek(offset)
+    content = file.read(size)
+    if not name.lower().endswith(".json"):
+        return Member(name, size, offset, label_text(content.decode(errors="replace")), _NONE)
+    values = _object_in(content)
+    label = label_text(values.get("cls", values.get("label")))
+    splits = {key: str(values[key]) for key in values if may_say_split(key)}
+    return Member(name, size, offset, label, splits or _NONE)
 
 
 def _damaged_error(path: Path, error: Exception) -> DataError:
@@ -106,12 +193,12 @@ def _is_hidden(name: str) -> bool:
     return any(is_hidden(part) for part in parts if part != "..")
 
 
-def _linked(
+def _find(
     name: str, places: Mapping[str, tuple[int, int]], links: Mapping[str, str]
 ) -> Iterator[tuple[str, int, int]]:
-    """Yields what a link leads to: a file, or the files of a folder."""
+    """Yields a file, or what a link leads to: a file, or the files of a folder."""
     own = posixpath.normpath(name)
-    target = _follow(links[own], links)
+    target = own if own in places else _follow(links[own], links)
     if target in places:
         yield name, *places[target]
         return
@@ -136,48 +223,6 @@ def _follow(name: str, links: Mapping[str, str]) -> str:
     return "."
 
 
-def labels_in(
-    root: Path, files: LocalFiles | BucketFiles, place: str, split: str, others: Members
-) -> dict[str, dict[str, str]]:
-    """Returns suffix -> path without it -> label, of the .cls and .json files of a tar file.
-
-    Raises DataError if the .json files say that images are in another split than `split`.
-    """
-    found: dict[str, dict[str, str]] = {}
-    said: dict[str, set[str]] = {}
-    for name, size, offset in others:
-        stem, dot, suffix = re.sub(r"\.cls\.txt$", ".cls", name).rpartition(".")
-        suffix = dot + suffix.lower()
-        if suffix not in (".cls", ".json") or size == UNREADABLE:
-            continue
-        content = files.read(place, offset, size)
-        if suffix == ".json":
-            values = _object_in(content)
-            for key in filter(may_say_split, values):
-                said.setdefault(key, set()).add(str(values[key]))
-            label = values.get("cls", values.get("label"))
-            if isinstance(label, float) and label.is_integer():  # As pandas writes them.
-                label = int(label)
-            label = str(label) if type(label) in (str, int) else None
-        else:
-            label = content.decode(errors="replace")
-        if label is None:
-            continue
-        label = unicodedata.normalize("NFC", label.strip())
-        if suffix == ".cls" and not (label and label.isprintable()):
-            raise DataError(f"{root / place}/{name} holds {label!r}", "a class", "repair it")
-        known = found.setdefault(suffix, {}).setdefault(f"{place}/{stem}", label)
-        if known != label:
-            raise DataError(
-                f"{root / place} has {stem}{suffix} twice, with the labels {known} and {label}",
-                "one label for each image",
-                "repair it",
-            )
-    for key, texts in said.items():
-        check_split(root / place, split, key, sorted(texts))
-    return found
-
-
 def _object_in(content: bytes) -> dict[str, Any]:
     try:
         found = parse_json(content)
@@ -194,28 +239,22 @@ def labelled(
     None: these files do not tell the classes, so each tar file is one. This is so if there are
     .json files only, and not all images have a label or each tar file has its own.
 
-    The group of an image is its tar file. `labels` maps a suffix to paths without their suffix and
-    their labels.
+    The group of an image is its tar file. `labels` maps "cls" or "json" to paths without their
+    suffix and their labels.
     """
-    suffix = ".cls" if ".cls" in labels else ".json"
-    by_file, chosen, alone = labels[suffix], dict[str, ImageEntry](), list[str]()
-    for image in images:
-        stem = image.name.rpartition(".")[0]
-        file = stem if stem in by_file else key_of(image.name)
-        if file not in by_file:
-            alone.append(image.name)
-        elif file == stem or file not in chosen:  # One image of a key: not KEY.mask.png.
-            chosen[file] = image
+    suffix = "cls" if "cls" in labels else "json"
+    by_file = labels[suffix]
+    chosen, alone = pair(images, by_file)
     pairs = {(image.group, by_file[file]) for file, image in chosen.items()}
     tars = len({tar for tar, _ in pairs})
     one_each = len(pairs) == tars
-    if suffix == ".json" and one_each and (alone or tars == len({label for _, label in pairs})):
+    if suffix == "json" and one_each and (alone or tars == len({label for _, label in pairs})):
         return None
     if alone:
         raise DataError(
-            f"{root / alone[0]} has no label",
-            f"a {suffix} file of the same name, as other images there have",
+            f"{root / alone[0].name} has no label",
+            f"a .{suffix} file of the same name, as other images there have",
             "add it, or remove the image",
         )
-    log.info("%s: the classes are those in the %s files of the tar files", root, suffix)
+    log.info("%s: the classes are those in the .%s files of the tar files", root, suffix)
     return [dataclasses.replace(image, group=by_file[file]) for file, image in chosen.items()]
