@@ -21,6 +21,7 @@ from vit_jax.data.benchmarks import (
     find_benchmark,
     open_benchmark,
 )
+from vit_jax.data.decode import ImageData
 from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.loader import batch_spec
 from vit_jax.data.preprocess import preprocess_of
@@ -119,9 +120,9 @@ def evaluate_presets(
         name="imagenet2012", data_dir=data_dir, global_batch_size=batch_size, image_size=side
     )
 
-    def transform(encoded: bytes, rng: np.random.Generator) -> np.ndarray:
+    def transform(image: ImageData, rng: np.random.Generator) -> np.ndarray:
         del rng
-        return preprocess.pixels(encoded)
+        return preprocess.pixels(image)
 
     opened: dict[str, OpenBenchmark] = {}
     missing: dict[str, DataError] = {}

@@ -260,6 +260,10 @@ class Task(ABC):
         return stream(self.config.seed, name, step)
 
 
+def _is_subclass(cls: Any, base: type) -> bool:
+    return inspect.isclass(cls) and issubclass(cls, base)
+
+
 def register_task(options: type[TaskConfig]) -> Callable[[K], K]:
     """Registers a task, a subclass of `ImageTask` or `Task`; use it as a decorator.
 
@@ -276,14 +280,13 @@ def register_task(options: type[TaskConfig]) -> Callable[[K], K]:
 
     def register(cls: K) -> K:
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        is_task = inspect.isclass(cls) and issubclass(cls, Task)
-        if missing or not is_task:
+        if missing or not _is_subclass(cls, Task):
             raise PluginError(
                 f"task {cls.__name__} of {owner_of(cls)} has no {missing or 'base class Task'}",
                 "a subclass of vit_jax.tasks.task.Task with all its methods",
                 "add what is missing",
             )
-        if not (inspect.isclass(options) and issubclass(options, TaskConfig)):
+        if not _is_subclass(options, TaskConfig):
             raise PluginError(
                 f"task {cls.__name__} of {owner_of(cls)} with the section {options!r}",
                 "a subclass of vit_jax.config.task.TaskConfig",

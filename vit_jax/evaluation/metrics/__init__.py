@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from vit_jax.registry import Registry
 
-METRICS: Registry["Metric"] = Registry(__name__)
+METRICS: Registry["type[Metric]"] = Registry(__name__, "metric")
 
 # What a batch adds to a metric: name -> array.
 Sums = dict[str, Array]
