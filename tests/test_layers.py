@@ -20,6 +20,7 @@ _LAYERS = (
         "warning_signals",
         "registry",
         "own_functions",
+        "plugins",
     ),
     ("models",),
     ("config", "losses"),

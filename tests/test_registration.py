@@ -69,6 +69,7 @@ def config_of(*overrides):
 def test_a_loss_of_your_own_has_its_keys_and_its_value_by_hand():
     assert vit_jax.register_loss(focal) is focal
     config = config_of("loss.gamma=1", "loss.name=focal", "loss.label_smoothing=0.5")
+    assert "hooks" not in config.to_mapping()
     assert config.to_mapping()["loss"] == {
         "name": "focal", "label_smoothing": 0.5, "class_weights": "none", "gamma": 1.0,
         "mode": "sum",

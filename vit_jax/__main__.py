@@ -45,6 +45,8 @@ from vit_jax.storage.private import hide_secrets
 from vit_jax.synonyms import key_of_word
 
 EXIT_USER_ERROR = 2
+# Modules to import first, separated by commas.
+_PLUGINS = "VIT_JAX_PLUGINS"
 # Errors of a path or disk that a user can fix.
 _DISK_ERRORS = (
     errno.ENOSPC,
@@ -117,7 +119,13 @@ def main(argv: list[str] | None = None, began_s: float | None = None) -> int:
     for variable in _OTHER_NUMBERS:
         os.environ.pop(variable, None)
     try:
-        code = _dispatch([a for a in argv if a != "--debug"], began_s)
+        argv, plugins = _without_plugins([a for a in argv if a != "--debug"])
+        plugins = [*filter(None, os.environ.get(_PLUGINS, "").split(",")), *plugins]
+        if plugins:
+            from vit_jax.plugins import load_plugins
+
+            load_plugins(plugins)
+        code = _dispatch(argv, began_s)
         if sys.stdout is not None:
             sys.stdout.flush()  # Here a closed pipe can still be handled.
         return code
@@ -155,9 +163,24 @@ def _set_up_logging(debug: bool) -> None:
         logging.getLogger(library).setLevel(logging.INFO if debug else logging.CRITICAL)
 
 
+def _without_plugins(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments without each `--plugin=MODULE`, and these modules."""
+    given = [word for word in argv if word.partition("=")[0] == "--plugin"]
+    plugins = [word.partition("=")[2] for word in given]
+    if "" in plugins:
+        raise ConfigError("--plugin without a module", "--plugin=MODULE", "name it after a '='")
+    return [word for word in argv if word not in given], plugins
+
+
 def _dispatch(argv: list[str], began_s: float) -> int:
     parser = _Parser(prog="python -m vit_jax", description="Vision Transformers in JAX.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
+    parser.add_argument(
+        "--plugin",
+        metavar="MODULE",
+        help="import this module or run this Python file first, which registers code of yours; may"
+        f" be repeated. Also the variable {_PLUGINS}, separated by commas",
+    )
     parser.add_argument("--version", action="store_true", help="print the versions and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
@@ -333,7 +356,7 @@ def run() -> None:
         # were never awaited. The error itself is already printed.
         sys.unraisablehook = lambda unraisable: None
         warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
-    watch_pipes(sys.argv[1] if len(sys.argv) > 1 else "")
+    watch_pipes(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     sys.exit(main(began_s=process_start_s()))
 
 

@@ -7,6 +7,7 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pydantic
@@ -26,7 +27,8 @@ def owner_of(registered: Any) -> str:
         return module
     code = getattr(registered, "__code__", None)  # A class has none, but its methods do.
     codes = [getattr(value, "__code__", None) for value in vars(registered).values()]
-    return next((c.co_filename for c in [code, *codes] if c is not None), module)
+    file = next((c.co_filename for c in [code, *codes] if c is not None), None)
+    return module if file is None else str(Path(file).absolute())
 
 
 def own_function(

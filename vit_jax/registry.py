@@ -13,10 +13,18 @@ from typing import Any, TypeVar
 
 from pydantic_core import CoreSchema, core_schema
 
-from vit_jax.errors import ConfigError, PluginError, nearest
+from vit_jax.errors import ConfigError, PluginError, nearest, similarity
+from vit_jax.plugins import load_installed
+
+# A name this similar to a known one is a typing mistake.
+_SIMILAR = 0.6
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
+
+
+REGISTRIES: dict[str, "Registry[Any]"] = {}
+"""Kind -> its registry."""
 
 
 class Registry(Mapping[str, T]):
@@ -28,6 +36,7 @@ class Registry(Mapping[str, T]):
 
     def __init__(self, package: str | None = None, kind: str = "name", file: str | None = None):
         self.kind, self._package, self._file = kind, package, file
+        REGISTRIES.setdefault(kind, self)
         self._found = dict[str, tuple[Any, str]]()  # name -> value, module that registered it
 
     def register(self, cls: C) -> C:
@@ -99,18 +108,21 @@ class Registry(Mapping[str, T]):
             ConfigError: there is no such name.
         """
         name = section.get("name", base.model_fields["name"].default)
-        if not isinstance(name, str) or name not in self:
+        if not self.knows(name):
             raise self.unknown(name, "name")
         return self[name]
 
+    def knows(self, name: Any) -> bool:
+        """Whether there is a name; for an unknown one, installed plugins are loaded first."""
+        return isinstance(name, str) and (name in self or (load_installed() and name in self))
+
     def unknown(self, name: Any, key: str) -> ConfigError:
         """Returns the error for a name that there is not, in a config key."""
-        return ConfigError(
-            f"is {name!r}",
-            f"one of {', '.join(sorted(self.names))}",
-            f"did you mean {nearest(str(name), self.names)!r}?",
-            key=key,
-        )
+        near = nearest(str(name), self.names)
+        fix = f"did you mean {near!r}?"
+        if similarity(str(name), near) < _SIMILAR:
+            fix = "correct it, or add --plugin=MODULE if a module of yours registers it"
+        return ConfigError(f"is {name!r}", f"one of {', '.join(sorted(self.names))}", fix, key=key)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,7 +133,7 @@ class NameIn:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         def check(value: str) -> str:
-            if value not in self.registry:
+            if not self.registry.knows(value):
                 raise self.registry.unknown(value, "")
             return value
 

@@ -248,9 +248,10 @@ def unknown_key(key: str, cls: type[Section]) -> ConfigError:
         fix = f"set {PARENT}name={chosen[0]}, which has it"
     else:
         fix = advice(key, _meant_key(key, cls))
-    return ConfigError(
-        f"unknown config key '{KEY}'{kind}", f"one of {', '.join(names)}", fix, key=key
-    )
+    expected = f"one of {', '.join(names)}"
+    if not names:
+        expected, fix = "no key, because none is registered", "load its module with --plugin=MODULE"
+    return ConfigError(f"unknown config key '{KEY}'{kind}", expected, fix, key=key)
 
 
 def _meant_key(key: str, cls: type[Section]) -> str:
@@ -387,7 +388,7 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
     for chosen in field.metadata:
         if isinstance(chosen, ChosenBy):
             try:
-                annotation = chosen.choose(inside)
+                annotation = chosen.choose(_with_key(inside, rest))
             except UserError as error:
                 raise error.under(head) from None
     if not dot:
@@ -407,6 +408,12 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
         return _annotation_of(below, rest, inside)
     except ConfigError as error:
         raise error.under(head) from None
+
+
+def _with_key(section: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Returns a section in which the first part of a dotted key is, for the choice of its class."""
+    name = key.partition(".")[0]
+    return section if name in ("", "name") else {name: None, **section}
 
 
 def _read_literal(text: str, annotation: Any) -> Any:

@@ -22,6 +22,7 @@ from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, first_few
 from vit_jax.models.options import AUTO, SIZES
+from vit_jax.plugins import add_current_folder, naming_plugins
 from vit_jax.schema import Section, is_chosen, parse_override, section_of, switched
 from vit_jax.storage.files import read_file, read_json
 from vit_jax.storage.paths import local_path, user_path
@@ -48,6 +49,17 @@ def load_config(
             `model.name` is "auto". Options in the file and overrides have priority. None: the
             name stays "auto".
     """
+    if spec.endswith(".json"):
+        with naming_plugins(user_path(spec).parent):
+            return _load(spec, overrides, auto_model)
+    return _load(spec, overrides, auto_model)
+
+
+def _load(
+    spec: str,
+    overrides: Sequence[str],
+    auto_model: Callable[[Config], Mapping[str, Any]] | None,
+) -> Config:
     mapping = read_mapping(spec)
     if spec.endswith(".json"):
         given = {override.partition("=")[0].partition(".")[0] for override in overrides}
@@ -228,6 +240,7 @@ def run_python(spec: str, function: str, option: str) -> tuple[Any, dict[str, An
 
     def run() -> dict[str, Any]:
         read_file(Path(path), _LARGEST_BYTES)  # It names a Git LFS pointer.
+        add_current_folder()
         return runpy.run_path(path)
 
     names = _run(path, option, run)

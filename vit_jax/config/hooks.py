@@ -64,7 +64,7 @@ def register_hook(function: F) -> F:
 
 def hooks_class(values: Mapping[str, Any]) -> type[HooksConfig]:
     """Returns the class of the section `hooks`, with a key for each registered hook."""
-    del values
+    all(map(HOOKS.knows, values))  # Loads installed plugins if one is unknown.
     return _class_with(tuple(HOOKS.items()))
 
 

@@ -142,6 +142,11 @@ class Config(Section):
             )
         super().__init__(**values)
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns nested dicts and lists, ready for JSON; without `hooks` if none is on."""
+        mapping = super().to_mapping()
+        return {key: value for key, value in mapping.items() if key != "hooks" or value}
+
     @property
     def label_loss(self) -> LabelLoss:
         """The loss of a task that reads it."""

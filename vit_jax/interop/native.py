@@ -19,7 +19,9 @@ from vit_jax.interop.name_table import Same, matches, row
 from vit_jax.interop.tensors import TensorFile
 from vit_jax.models.family import EvalView
 from vit_jax.models.heads import count_classes
+from vit_jax.models.registry import options_class
 from vit_jax.named_tree import named_leaves
+from vit_jax.plugins import naming_plugins
 from vit_jax.run.about import choose_checkpoint, evaluated_item
 from vit_jax.run.damage import read_about, read_item
 from vit_jax.run.digest import array_digest
@@ -133,8 +135,10 @@ def _find_about(path: Path) -> tuple[dict[str, Any], Path]:
         config = read_item(step, "config", saved)
     except CheckpointError as error:
         raise WeightsError(error.got, error.expected, error.fix) from None
-    item = evaluated_item(config)
-    task, side = task_class(config.get("task")), config["data"]["image_size"]
+    with naming_plugins(step.parents[1]):
+        item = evaluated_item(config)
+        task, side = task_class(config.get("task")), config["data"]["image_size"]
+        options_class(config["model"])
     about = {
         "model": task.model_section(config),
         "image_size": [side, side],

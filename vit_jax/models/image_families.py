@@ -12,6 +12,7 @@ from vit_jax.models.options import ModelConfig
 from vit_jax.models.resnet import RESNET
 from vit_jax.models.vit_family import VIT
 from vit_jax.own_functions import owner_of
+from vit_jax.plugins import load_installed
 from vit_jax.registry import Registry
 
 IMAGE_FAMILIES: Registry[Family] = Registry(kind="model family")
@@ -91,6 +92,8 @@ def find_family(name: str, others: Sequence[Family] = ()) -> Family:
         for family in families:
             if _has(family, known):
                 return family
+    if load_installed():
+        return find_family(name, others)
     listed = [size for family in families for size in family.sizes]
     raise ModelError(
         f"unknown model {name!r}",

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import RunFolderError, first_few
+from vit_jax.plugins import ENVIRONMENTS, describe_plugins
 from vit_jax.storage.log_file import LogFile, log_exists, read_log
 from vit_jax.storage.private import hide_private, without_private
 
-FILE = "environments.jsonl"
+FILE = ENVIRONMENTS
 CHANGED_CODE = "resumed with other code or packages"
 """Note on a run that `--new_code` has continued."""
 
@@ -40,17 +41,23 @@ _NOT_IN_TRAINING = ("analysis", "bench", "commands", "plan", "recipes", "report"
 _REVISION_VARIABLE = "VIT_JAX_REVISION"
 
 
-def environment() -> dict[str, Any]:
+def environment(config: Any = None) -> dict[str, Any]:
     """Returns the code, packages, devices and hosts of this process.
 
+    With the config of a run, also the code from outside the package that it uses.
     Secrets and the home folder, which arguments and flags may hold, are replaced.
     """
     import jax
 
+    from vit_jax.config.run import Config
+    from vit_jax.run.own_code import own_code
+
     devices = jax.devices()
     code = code_environment()
+    plugins = describe_plugins(own_code(config)) if isinstance(config, Config) else {}
     return {
         **code,
+        **({"plugins": plugins} if plugins else {}),
         "packages": code["packages"] | _versions(_PLUGINS.get(devices[0].platform, ())),
         "command": without_private(sys.argv),
         "xla_flags": hide_private(os.environ.get("XLA_FLAGS", "")),
@@ -154,6 +161,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         then, here = (f"{e['sources']} (revision {e['git_revision']})" for e in (before, now))
         rows.append(f"vit_jax {then} -> {here}")
     old, new = (".".join(e["python"].split(".")[:2]) for e in (before, now))
+    for name, plugin in before.get("plugins", {}).items():
+        there = now.get("plugins", {}).get(name, {"sources": "not used"})["sources"]
+        if there != plugin["sources"]:
+            rows.append(f"{name} {plugin['sources']} -> {there}")
     versions = {"python": (old, new)}
     versions |= {p: (v, now["packages"].get(p, v)) for p, v in before["packages"].items()}
     return rows + [f"{name} {a} -> {b}" for name, (a, b) in versions.items() if a != b]
@@ -199,6 +210,8 @@ def _is_line(row: dict[str, Any]) -> bool:
         and all(isinstance(row.get(name), str) for name in ("python", "sources"))
         and isinstance(row.get("git_revision", 0), str | None)
         and isinstance(changes, list)
+        and isinstance(row.get("plugins", {}), dict)
+        and all(isinstance(p, dict) and "sources" in p for p in row.get("plugins", {}).values())
         and isinstance(packages, dict)
         and all(isinstance(version, str | None) for version in packages.values())
     )

@@ -14,6 +14,7 @@ from vit_jax.config.file import read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import LockedError, RunFolderError, first_few
 from vit_jax.parallel import processes
+from vit_jax.plugins import naming_plugins
 from vit_jax.run.about import saved_steps
 from vit_jax.run.environment import append_environment, check_code, environment
 from vit_jax.run.result import read_result
@@ -144,7 +145,7 @@ class RunFolder:
         self.write_json("config.json", self.config.to_mapping())
         if not self.is_writer:
             return
-        found = environment()
+        found = environment(self.config)
         if step == 0:
             self.write_json("env.json", found)
         try:
@@ -198,7 +199,8 @@ class RunFolder:
             )
         elif wanted == "train" and self._has_saved() and self.result is None:
             what = f"run folder {self.path}"
-            self._changes = check_code(what, self.path, environment(), new_code=self._new_code)
+            now = environment(self.config)
+            self._changes = check_code(what, self.path, now, new_code=self._new_code)
 
     def _has_saved(self) -> bool:
         """Whether there is more than a first save that was cut off."""
@@ -235,4 +237,5 @@ def read_config(workdir: Path) -> Config:
         raise RunFolderError(
             f"no run in {workdir}", "a run folder with config.json", "check --workdir"
         )
-    return Config.from_mapping(read_mapping(str(path)))
+    with naming_plugins(path.parent):
+        return Config.from_mapping(read_mapping(str(path)))

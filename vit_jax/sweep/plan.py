@@ -13,6 +13,7 @@ from vit_jax.config.file import apply_overrides, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.errors import SweepError, UserError, WeightsError, nearest
 from vit_jax.models.options import AUTO
+from vit_jax.plugins import passed_plugins
 from vit_jax.run.environment import changed_code
 from vit_jax.sweep.jobs import Job, check_name, derive_names
 from vit_jax.sweep.selection import Selection, check_selection
@@ -53,6 +54,7 @@ class PlannedJob:
 
     def command(self, python: str = sys.executable) -> list[str]:
         words = [python, "-m", "vit_jax", self.job.command]
+        words += [f"--plugin={name}" for name in passed_plugins()]
         words += [f"--config={self.job.config}"] if self.job.config else []
         words += [f"--workdir={self.folder}"]
         words += [f"--config.{text}" for text in override_texts(self.job.overrides)]

@@ -165,7 +165,7 @@ def schedule_free_params(opt_state: Any, params: Any) -> Any:
 
 def _arguments(name: str) -> Mapping[str, inspect.Parameter]:
     """Returns the arguments of an optimizer's function."""
-    if name not in OPTIMIZERS:
+    if not OPTIMIZERS.knows(name):
         raise OPTIMIZERS.unknown(name, "optimizer.name")
     return inspect.signature(OPTIMIZERS[name]).parameters
 

@@ -1,0 +1,180 @@
+"""Code from outside the package: which modules are imported, and which a run has used.
+
+A recipe, a script or a notebook is Python: what it defines or imports is registered. Besides, only
+what the user names is imported (`--plugin`, the variable VIT_JAX_PLUGINS) and the entry points of
+installed packages; never what a run folder, a checkpoint or a dataset names.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import importlib.metadata
+import logging
+import os
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import PluginError, UserError
+from vit_jax.storage.log_file import read_log
+from vit_jax.storage.private import hide_private
+
+log = logging.getLogger(__name__)
+
+GROUP = "vit_jax"
+"""The group of entry points: `[project.entry-points.vit_jax]` of a pyproject.toml."""
+ENVIRONMENTS = "environments.jsonl"
+
+_passed: list[str] = []  # What the user has named, in its order.
+_installed_is_loaded = False
+
+
+def passed_plugins() -> tuple[str, ...]:
+    """Returns the modules and files that the user has named, for commands of other processes."""
+    return tuple(_passed)
+
+
+def load_plugins(names: Sequence[str]) -> None:
+    """Imports modules, or runs Python files, that the user names.
+
+    Raises:
+        PluginError: one is not found, or raises an error.
+    """
+    if names:
+        add_current_folder()
+    for name in names:
+        try:
+            if name.endswith(".py"):
+                runpy.run_path(str(Path(name).expanduser()))
+            else:
+                importlib.import_module(name)
+        except UserError:
+            raise
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise _import_error(name, error) from error
+            raise PluginError(
+                f"no module {name!r}",
+                "a module of the current folder or of an installed package",
+                "correct --plugin, install its package, or go to the folder that it lies in",
+            ) from None
+        except (Exception, SystemExit) as error:
+            raise _import_error(name, error) from error
+        if name not in _passed:
+            _passed.append(name)
+
+
+def _import_error(name: str, error: BaseException) -> PluginError:
+    """Returns the error of a plugin that raises one, with the line of its own files."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename != __file__ and not f.filename.startswith("<frozen")]
+    place = f"{own[-1].filename}, line {own[-1].lineno}" if own else name
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}, line {error.lineno}"
+    reason = (str(error).splitlines() or [""])[0]
+    return PluginError(
+        f"plugin {name} ({place}): {type(error).__name__}: {reason}",
+        "a module that can be imported",
+        "fix that line; --debug shows the whole traceback",
+    )
+
+
+def add_current_folder() -> None:
+    """Puts the current folder on the path of modules, where `python -m` has it."""
+    here = str(Path.cwd())
+    if not getattr(sys.flags, "safe_path", False) and not {"", here} & {*sys.path}:
+        sys.path.insert(0, here)
+
+
+def load_installed() -> bool:
+    """Imports the entry points of installed packages; returns whether there were new ones.
+
+    One that fails costs a line of the log. Folders named in the current folder's metadata do not
+    count: it may be a run folder of somebody else.
+    """
+    global _installed_is_loaded
+    if _installed_is_loaded:
+        return False
+    _installed_is_loaded = True
+    before, here = [*sys.path], os.path.realpath(Path.cwd())
+    sys.path[:] = [place for place in before if place and os.path.realpath(place) != here]
+    found = False
+    try:
+        for point in importlib.metadata.entry_points(group=GROUP):
+            try:
+                point.load()
+                found = True
+            except Exception as error:
+                log.warning("%s", _import_error(f"{point.value} of an installed package", error))
+    finally:
+        sys.path[:] = before
+    return found
+
+
+def describe_plugins(owners: Sequence[str]) -> dict[str, Any]:
+    """Returns package or file -> its version, a hash of its sources, and which modules are used.
+
+    `owners` are modules, or the files of recipes. Home folders are hidden.
+    """
+    found: dict[str, Any] = {}
+    for owner in sorted(set(owners)):
+        top = owner if owner.endswith(".py") else owner.partition(".")[0]
+        row = found.setdefault(
+            hide_private(top), {"version": _version(top), "sources": _hash(top), "modules": []}
+        )
+        row["modules"].append(hide_private(owner))
+    return found
+
+
+def _version(top: str) -> str | None:
+    names = [] if top.endswith(".py") else importlib.metadata.packages_distributions().get(top, [])
+    return importlib.metadata.version(names[0]) if names else None
+
+
+def _hash(top: str) -> str | None:
+    """Returns a hash of the Python files of a package, a module or a recipe; None: it has none."""
+    file = top if top.endswith(".py") else getattr(sys.modules.get(top), "__file__", None)
+    if file is None or not Path(file).is_file():  # A notebook.
+        return None
+    folder = Path(file).parent
+    files = sorted(folder.rglob("*.py")) if Path(file).name == "__init__.py" else [Path(file)]
+    found = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def naming_plugins(run: Path) -> Iterator[None]:
+    """Adds to errors about a run which modules its last session used and this process has not."""
+    try:
+        yield
+    except UserError as error:
+        missing = _missing_modules(run)
+        if not missing:
+            raise
+        options = " ".join(f"--plugin={module}" for module in missing)
+        raise type(error)(
+            f"{run} uses code that is not loaded ({', '.join(missing)}): {error.got}",
+            error.expected,
+            f"add {options} if you trust it, or in Python import it first",
+        ) from None
+
+
+def _missing_modules(run: Path) -> list[str]:
+    """Returns the modules of a run's last session that this process has not imported."""
+    rows = read_log(run / ENVIRONMENTS)
+    plugins = rows[-1].get("plugins") if rows else None
+    plugins = plugins if isinstance(plugins, dict) else {}
+    named = [row.get("modules") for row in plugins.values() if isinstance(row, dict)]
+    modules = [name for few in named if isinstance(few, list) for name in few]
+    return [
+        name
+        for name in modules
+        if isinstance(name, str) and re.fullmatch(r"[\w.~/-]+", name) and name not in sys.modules
+    ]
