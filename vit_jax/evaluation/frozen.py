@@ -14,7 +14,7 @@ from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
 from vit_jax.data.arrays import labelled_image
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import batch_spec, eval_batches
-from vit_jax.data.sources import LabelledSource, Source, open_source
+from vit_jax.data.sources import Source, open_source
 from vit_jax.data.transforms import make_eval_transform
 from vit_jax.errors import DataError, other_data
 from vit_jax.evaluation.draws import check_shots
@@ -140,8 +140,6 @@ class FrozenEvaluator:
         train, test = dataset.sources["train"], dataset.sources["test"]
         if "least_squares" not in self._config.methods:
             return
-        if not (isinstance(train, LabelledSource) and isinstance(test, LabelledSource)):
-            return
         chooses = self._config.l2 is None and "held_out" not in dataset.sources
         check_shots(
             _class_counts(train),
@@ -195,7 +193,7 @@ class FrozenEvaluator:
             return extract(model, params, feed, len(source), self._mesh, stop)
 
 
-def _class_counts(source: LabelledSource) -> np.ndarray:
+def _class_counts(source: Source) -> np.ndarray:
     """Returns the number of examples of each class; labels out of range are not counted."""
     labels, num_classes = np.asarray(source.labels(), np.int64), len(source.class_names)
     return np.bincount(labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes)
