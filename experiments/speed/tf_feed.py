@@ -19,6 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from vit_jax.data.sources.base import Source
+
 MIN_AREA = 0.08
 CORES = os.cpu_count() or 1
 
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"vit_jax is {ratio:.2f}x as fast")
 
 
-class MemorySource:
+class MemorySource(Source):
     """At most 512 examples of a source, spread over it, kept encoded in memory."""
 
     def __init__(self, source: Any):
@@ -98,10 +100,6 @@ class MemorySource:
 
     def __getitem__(self, index: int) -> Any:
         return self.examples[index]
-
-    def read(self, indices: Sequence[int]) -> list[Any]:
-        """Returns the examples at some indices."""
-        return [self.examples[i] for i in indices]
 
 
 # What follows runs in the process of TensorFlow. Its batches, once built.

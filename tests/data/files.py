@@ -5,7 +5,7 @@ import tarfile
 
 import numpy as np
 
-from vit_jax.data.sources import Example
+from vit_jax.data.sources import Example, Source
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.errors import DataError
@@ -33,7 +33,7 @@ def open_folder(path, split="train", **options) -> FolderSource:
     return FolderSource(list_images(path), split, "photos", **options)
 
 
-class InMemory:
+class InMemory(Source):
     """A source of these examples; it counts how often each is read, and some cannot be read."""
 
     fingerprint = "0"
@@ -62,7 +62,7 @@ class Labelled(InMemory):
         examples = [Example(image, int(label), str(i)) for i, label in enumerate(labels)]
         super().__init__(examples, class_names, "labelled", **options)
 
-    def labels(self) -> np.ndarray:
+    def labels(self) -> np.ndarray:  # Not counted as reading.
         return np.array([example.label for example in self.examples])
 
 

@@ -8,7 +8,6 @@ from data.files import Labelled
 
 from vit_jax.data.benchmarks import imagenet_classes
 from vit_jax.data.class_names import head_columns, match_classes, with_spare_names
-from vit_jax.data.sources.base import is_remote
 from vit_jax.errors import DataError
 
 HEAD = ("cat", "dog", "owl")
@@ -59,4 +58,4 @@ def test_labels_become_columns():
     assert len(source) == 3
     plain = Labelled([0], HEAD)
     assert match_classes(plain, HEAD, "RUN") is plain
-    assert not is_remote(source)
+    assert not source.remote

@@ -9,21 +9,75 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from data.files import InMemory, assert_same_batches
 from image_files import encoded, number_of, write_folder
+from images import encode, noise
 from PIL import Image
 from sklearn.datasets import load_digits
 from tfds_stand_ins import write_tfds
 
 from vit_jax.config.data import DataConfig, SubsetConfig
+from vit_jax.data.arrays import labelled_image
+from vit_jax.data.cache import DecodedSource, cached
+from vit_jax.data.class_names import match_classes
+from vit_jax.data.loader import BatchSpec, train_batches
 from vit_jax.data.sources import (
+    Example,
+    Source,
     TfdsSource,
     default_data_dir,
     open_source,
     open_training_data,
 )
+from vit_jax.data.sources.subset import take_subset
+from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import DataError
 
 _ROOT = Path(__file__).resolve().parents[2]
+
+
+class Arrays(Source):
+    """Pixels and labels as a user has them: no more than a length and examples."""
+
+    fingerprint = "0"
+
+    def __init__(self, images, labels):
+        self.images, self.targets = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return Example(self.images[index], int(self.targets[index]), str(index))
+
+
+def test_any_random_access_sequence_is_a_source():
+    """The same batches as from PNG files of the same pixels, also as a part, cached and pickled."""
+    images, labels = noise(12 * 9, 7).reshape(12, 9, 7, 3), np.arange(12) % 3
+    arrays = Arrays(images, labels)
+    assert arrays.labels().tolist() == labels.tolist()
+    examples = [Example(encode(pixels), i % 3, str(i)) for i, pixels in enumerate(images)]
+    files = InMemory(examples, "abc")
+    arrays.class_names = files.class_names
+    subset = SubsetConfig(examples=6)
+    pairs = [
+        (arrays, files),
+        (take_subset(arrays, subset)[0], take_subset(files, subset)[0]),
+        (match_classes(arrays, "cba", "a head"), match_classes(files, "cba", "a head")),
+        (DecodedSource(arrays), DecodedSource(files)),
+        (pickle.loads(pickle.dumps(arrays)), pickle.loads(pickle.dumps(cached(files, 1)))),
+    ]
+    transform = make_train_transform(8, DataConfig(name="x", global_batch_size=4))
+    preprocessing, spec = labelled_image(transform, 8, 3), BatchSpec(4, range(4), num_threads=2)
+    for one, other in pairs:
+        assert one.labels().tolist() == other.labels().tolist()
+        batches = [
+            list(train_batches(s, preprocessing, spec, seed=2, start_step=1, end_step=5))
+            for s in (one, other)
+        ]
+        assert_same_batches(*batches)
+    arrays.in_memory = True
+    assert cached(arrays, 1) is arrays
 
 
 def _ids(source: TfdsSource) -> list[int]:

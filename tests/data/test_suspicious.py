@@ -6,7 +6,6 @@ from image_files import write_folder
 
 from vit_jax.config.data import SubsetConfig
 from vit_jax.data.sources import TfdsSource
-from vit_jax.data.sources.base import has_quick_labels
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
 from vit_jax.data.sources.subset import take_subset
@@ -93,10 +92,10 @@ def test_examples_in_training_and_evaluation_data_are_counted(train, test, share
 
 def test_labels_are_read_only_where_that_is_quick(digits_dir, monkeypatch):
     digits = TfdsSource("digits", "train", str(digits_dir))
-    assert has_quick_labels(digits)
-    assert has_quick_labels(take_subset(digits, SubsetConfig(examples=20))[0])
+    assert digits.quick_labels
+    assert take_subset(digits, SubsetConfig(examples=20))[0].quick_labels
     monkeypatch.setattr("vit_jax.data.sources.tfds._FEW_EXAMPLES", 1000)
     large = TfdsSource("digits", "train", str(digits_dir))
-    assert not has_quick_labels(large)
+    assert not large.quick_labels
     monkeypatch.setattr(TfdsSource, "labels", pytest.fail)
     assert training_warnings(large, {}, uses_labels=True) == []

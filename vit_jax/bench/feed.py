@@ -5,7 +5,7 @@ import time
 
 from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import labelled_image
-from vit_jax.data.cache import DecodedSource, cached
+from vit_jax.data.cache import cached
 from vit_jax.data.loader import batch_spec, train_batches
 from vit_jax.data.sources import Source
 from vit_jax.data.transforms import make_train_transform
@@ -39,7 +39,7 @@ def measure_feed(
     transform = make_train_transform(data.image_size, data)
     preprocessing = labelled_image(transform, data.image_size, num_classes)
     source = cached(source, data.cache_mb)
-    if isinstance(source, DecodedSource):
+    if source.in_memory:
         source.read(range(len(source)))  # Only the first epoch decodes.
     batches = train_batches(
         source, lambda step: preprocessing, spec, seed=0, start_step=0, end_step=10**6

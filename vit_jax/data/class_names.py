@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from vit_jax.data.benchmarks import imagenet_classes
-from vit_jax.data.sources.base import Example, Source, is_remote, read_ahead
+from vit_jax.data.sources.base import Example, Source, SourceView
 from vit_jax.errors import DataError, first_few
 
 
@@ -74,26 +74,15 @@ def _both_of_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     return False
 
 
-class MatchedSource:
+class MatchedSource(SourceView):
     """A dataset whose labels are columns of a trained head. `columns` comes from `head_columns`."""
 
     def __init__(self, source: Source, columns: Int[np.ndarray, " C"], head: Sequence[str]):
-        self._source, self._columns = source, columns
-        self.class_names, self.name = tuple(head), source.name
-        self.fingerprint = source.fingerprint
-        self.remote = is_remote(source)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._matched(self._source[index])
+        super().__init__(source)
+        self._columns, self.class_names, self.in_memory = columns, tuple(head), source.in_memory
 
     def read(self, indices: Sequence[int]) -> list[Example]:
         return [self._matched(example) for example in self._source.read(indices)]
-
-    def read_ahead(self, indices: Sequence[int]) -> None:
-        read_ahead(self._source, indices)
 
     def _matched(self, example: Example) -> Example:
         if example.label < 0:

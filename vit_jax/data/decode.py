@@ -186,14 +186,16 @@ def rgb_pixels(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
 
 def _rgb_array(image: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
     """Returns an array of pixels in RGB, contiguous for OpenCV."""
-    pixels = image[..., None] if image.ndim == 2 else image
-    if image.dtype != np.uint8 or pixels.shape[2:] not in ((1,), (3,)) or not image.size:
+    is_gray = image.ndim == 2 or image.shape[2:] == (1,)
+    if image.dtype != np.uint8 or not (is_gray or image.shape[2:] == (3,)) or not image.size:
         raise DataError(
             f"an image of {image.dtype}{list(image.shape)}",
             "pixels uint8[H, W, 3] or, if they are gray, uint8[H, W, 1] or uint8[H, W]",
             "scale them to 0 to 255, and put the channels last",
         )
-    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+    if is_gray:
+        return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)
+    return np.ascontiguousarray(image)
 
 
 def _to_rgb(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:

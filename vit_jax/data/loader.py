@@ -18,10 +18,8 @@ from absl import flags
 from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing
 from vit_jax.data.batch_buffers import BatchBuffers
-from vit_jax.data.cache import DecodedSource
 from vit_jax.data.order import ExampleOrder
 from vit_jax.data.sources import Example, Source
-from vit_jax.data.sources.base import is_remote, read_ahead
 from vit_jax.errors import DataError, UnreachableError
 from vit_jax.rng import generator
 from vit_jax.warning_signals import WARNING_SIGNALS, can_handle_signals
@@ -214,14 +212,14 @@ def _make_feed(
     spec: BatchSpec,
 ) -> Feed:
     """Fills the chunks of steps start to end - 1 in the background and joins them into batches."""
-    workers, threads = reader_counts(spec, in_memory=isinstance(source, DecodedSource))
+    workers, threads = reader_counts(spec, in_memory=source.in_memory)
     chunks = spec.chunks()
     announce = None
-    if is_remote(source):
+    if source.remote:
 
         def announce_chunk(number: int) -> None:
             step, chunk = start + number // len(chunks), chunks[number % len(chunks)]
-            read_ahead(source, indices(step, chunk))
+            source.read_ahead(indices(step, chunk))
 
         announce = _Announcer(
             announce=announce_chunk,

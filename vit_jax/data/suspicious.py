@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vit_jax.data.sources.base import LabelledSource, Source, SplitSource, has_quick_labels
+from vit_jax.data.sources.base import Source
 from vit_jax.data.sources.splits import Span
 from vit_jax.errors import first_few
 
@@ -87,7 +87,7 @@ def split_warnings(train: Split, others: Sequence[Split], class_names: Sequence[
 
 def _per_class(source: Source) -> np.ndarray | None:
     """Returns the number of examples of each class; None if it takes long to find out."""
-    if not has_quick_labels(source) or not isinstance(source, LabelledSource):
+    if not source.quick_labels:
         return None
     labels, num_classes = source.labels().astype(np.int64), len(source.class_names)
     return np.bincount(labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes)
@@ -95,8 +95,6 @@ def _per_class(source: Source) -> np.ndarray | None:
 
 def _num_shared(one: Source, other: Source) -> int:
     """Returns the number of examples that two parts of a dataset share; 0 if it is unknown."""
-    if not isinstance(one, SplitSource) or not isinstance(other, SplitSource):
-        return 0
     return sum(_overlap(a, b) for a in one.spans for b in other.spans)
 
 

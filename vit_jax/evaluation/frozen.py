@@ -15,7 +15,7 @@ from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
 from vit_jax.data.arrays import labelled_image
 from vit_jax.data.cache import cached
 from vit_jax.data.loader import batch_spec
-from vit_jax.data.sources import LabelledSource, Source, open_source
+from vit_jax.data.sources import Source, open_source
 from vit_jax.data.transforms import Transform, make_eval_transform
 from vit_jax.errors import DataError, other_data
 from vit_jax.evaluation.draws import check_shots
@@ -149,8 +149,6 @@ class FrozenEvaluator:
         train, test = dataset.sources["train"], dataset.sources["test"]
         if "least_squares" not in self._config.methods:
             return
-        if not (isinstance(train, LabelledSource) and isinstance(test, LabelledSource)):
-            return
         chooses = self._config.l2 is None and "held_out" not in dataset.sources
         check_shots(
             _class_counts(train),
@@ -182,7 +180,7 @@ class FrozenEvaluator:
         return Splits(features["train"], features["test"], held_out, names, name), skipped
 
 
-def _class_counts(source: LabelledSource) -> np.ndarray:
+def _class_counts(source: Source) -> np.ndarray:
     """Returns the number of examples of each class; labels out of range are not counted."""
     labels, num_classes = np.asarray(source.labels(), np.int64), len(source.class_names)
     return np.bincount(labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes)

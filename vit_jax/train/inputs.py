@@ -14,7 +14,6 @@ from jaxtyping import Int
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.run import Config
 from vit_jax.data.sources import (
-    LabelledSource,
     Source,
     TrainingData,
     class_count,
@@ -117,12 +116,6 @@ def count_classes(config: Config, source: Source, num_classes: int) -> Int[np.nd
     key = config.task.class_counts_key(config)
     if key is None:
         return None
-    if not isinstance(source, LabelledSource):
-        raise DataError(
-            f"'{key}' for {source.name}, whose labels cannot be listed",
-            "a single dataset",
-            f"leave {key} out",
-        )
     labels = source.labels().astype(np.int64)
     good = (labels >= 0) & (labels < num_classes)
     if not good.all() and config.data.on_bad_example == "error":

@@ -1,6 +1,6 @@
 """Random-access sources of examples. They do not need TensorFlow."""
 
-from vit_jax.data.sources.base import Example, LabelledSource, Source
+from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.open import (
     TrainingData,
     class_count,
@@ -13,7 +13,6 @@ from vit_jax.data.sources.tfds import TfdsSource, default_data_dir
 
 __all__ = [
     "Example",
-    "LabelledSource",
     "Source",
     "TfdsSource",
     "TrainingData",

@@ -1,10 +1,11 @@
 """The interface between datasets and the rest of the package."""
 
+import abc
 import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -27,71 +28,56 @@ class Example:
     features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@runtime_checkable
-class Source(Protocol):
-    """A dataset split with fast random access, safe to read from many threads."""
+class Source(abc.ABC):
+    """A dataset split: a random-access sequence of examples, safe to read from many threads.
 
-    name: str  # For messages.
-    class_names: tuple[str, ...]  # In label order.
+    A subclass has its length, its examples and a fingerprint; everything else has a default.
+    """
+
+    name: str = "the dataset"  # For messages.
+    class_names: tuple[str, ...] = ()  # In label order.
     fingerprint: str  # Changes when the examples do.
+    spans: Sequence[Span] = ()  # The parts of splits that it consists of; (): unknown.
+    in_memory: bool = False  # Keeps its images as pixels, so reader processes would copy them.
+    quick_labels: bool = False  # Whether `labels` takes less than about a second.
+    remote: bool = False  # In a bucket, so callers should announce what they will read.
 
+    @abc.abstractmethod
     def __len__(self) -> int: ...
 
+    @abc.abstractmethod
     def __getitem__(self, index: int) -> Example: ...
 
     def read(self, indices: Sequence[int]) -> list[Example]:
-        """Returns several examples; faster than one by one."""
-        ...
-
-
-@runtime_checkable
-class LabelledSource(Source, Protocol):
-    """A source that lists all labels without decoding images. Subsets need this."""
-
-    def labels(self) -> np.ndarray:
-        """Returns the label of every example: i[N], or u[N]."""
-        ...
-
-
-@runtime_checkable
-class QuickLabels(LabelledSource, Protocol):
-    """A source that may list its labels at once."""
-
-    quick_labels: bool  # Whether `labels` takes less than about a second.
-
-
-def has_quick_labels(source: Source) -> bool:
-    """Whether a source lists its labels at once."""
-    return isinstance(source, QuickLabels) and source.quick_labels
-
-
-@runtime_checkable
-class SplitSource(Source, Protocol):
-    """A source that consists of parts of a dataset's splits."""
-
-    spans: list[Span]
-
-
-@runtime_checkable
-class RemoteSource(Source, Protocol):
-    """A source that may be in a bucket."""
-
-    remote: bool  # If so, callers should announce what they will read.
+        """Returns several examples; in some sources faster than one by one."""
+        self.read_ahead(indices)
+        return [self[i] for i in indices]
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        """Starts to read examples in the background."""
-        ...
+        """Starts to read examples in the background if the source is in a bucket."""
+        del indices
+
+    def labels(self) -> np.ndarray:
+        """Returns the label of every example, i[N] or u[N]. By default, reads the examples."""
+        return np.array([self[i].label for i in range(len(self))], np.int64)
 
 
-def is_remote(source: Source) -> bool:
-    """Whether a source is in a bucket."""
-    return isinstance(source, RemoteSource) and source.remote
+class SourceView(Source):
+    """A source that is made of another one, with its name and classes."""
 
+    def __init__(self, source: Source):
+        self._source = source
+        self.name, self.class_names = source.name, source.class_names
+        self.fingerprint, self.remote = source.fingerprint, source.remote
 
-def read_ahead(source: Source, indices: Sequence[int]) -> None:
-    """Starts to read examples in the background if the source is in a bucket."""
-    if isinstance(source, RemoteSource) and source.remote:
-        source.read_ahead(indices)
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.read([index])[0]
+
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        self._source.read_ahead(indices)
 
 
 def bucket_error(error: OSError) -> DataError:

@@ -5,14 +5,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.sources.base import LABEL_ONLY, Example, check_features, hash_of, without_label
+from vit_jax.data.sources.base import (
+    LABEL_ONLY,
+    Example,
+    Source,
+    check_features,
+    hash_of,
+    without_label,
+)
 from vit_jax.data.sources.image_files import UNREADABLE
 from vit_jax.data.sources.listing import Listing
 from vit_jax.data.sources.splits import expand_presets, read_split
 from vit_jax.errors import DataError
 
 
-class FolderSource:
+class FolderSource(Source):
     """A split of a `Listing` of image files. `features` may have only the label.
 
     With `empty_files` "error", files of zero bytes and broken links raise DataError; with "keep",
@@ -61,10 +68,6 @@ class FolderSource:
         row = int(self._rows[index])
         listing = self._listing
         return Example(listing.read(row), int(listing.labels[row]), listing.names[row])
-
-    def read(self, indices: Sequence[int]) -> list[Example]:
-        self.read_ahead(indices)
-        return [self[i] for i in indices]
 
     def read_ahead(self, indices: Sequence[int]) -> None:
         self._listing.read_ahead(int(self._rows[i]) for i in indices)

@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
-from vit_jax.data.sources.base import LABEL_ONLY, LabelledSource, Source
+from vit_jax.data.sources.base import LABEL_ONLY, Source
 from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
@@ -39,9 +39,7 @@ def open_training_data(data: DataConfig) -> TrainingData:
     return TrainingData(*take_subset(source, data.subset))
 
 
-def open_source(
-    data: DataConfig, split: str, features: Sequence[str] | None = None
-) -> LabelledSource:
+def open_source(data: DataConfig, split: str, features: Sequence[str] | None = None) -> Source:
     """Opens a whole split of a config's dataset for evaluation. Ignores the subset.
 
     The split may be a preset of `data.sources.splits`. Reads `default_features` unless others are

@@ -19,45 +19,33 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config.data import SubsetConfig
-from vit_jax.data.sources.base import (
-    Example,
-    LabelledSource,
-    Source,
-    has_quick_labels,
-    hash_of,
-    is_remote,
-    read_ahead,
-)
+from vit_jax.data.sources.base import Example, Source, SourceView, hash_of
 from vit_jax.errors import DataError
 from vit_jax.rng import seeded_hash
 
 
-class SubsetSource:
+class SubsetSource(SourceView):
     """A subset of a source: its examples at some sorted positions."""
 
-    def __init__(self, source: LabelledSource, indices: np.ndarray, name: str, fingerprint: str):
-        self._source, self._indices = source, indices
-        self.name, self.class_names = name, source.class_names
-        self.fingerprint = fingerprint
-        self.remote, self.quick_labels = is_remote(source), has_quick_labels(source)
+    def __init__(self, source: Source, indices: np.ndarray, name: str, fingerprint: str):
+        super().__init__(source)
+        self._indices, self.name, self.fingerprint = indices, name, fingerprint
+        self.in_memory, self.quick_labels = source.in_memory, source.quick_labels
 
     def __len__(self) -> int:
         return len(self._indices)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._source[int(self._indices[index])]
 
     def read(self, indices: Sequence[int]) -> list[Example]:
         return self._source.read([int(i) for i in self._indices[list(indices)]])
 
     def read_ahead(self, indices: Sequence[int]) -> None:
-        read_ahead(self._source, [int(i) for i in self._indices[list(indices)]])
+        self._source.read_ahead([int(i) for i in self._indices[list(indices)]])
 
     def labels(self) -> np.ndarray:
         return self._source.labels()[self._indices]
 
 
-def take_subset(source: LabelledSource, subset: SubsetConfig) -> tuple[Source, dict[str, Any]]:
+def take_subset(source: Source, subset: SubsetConfig) -> tuple[Source, dict[str, Any]]:
     """Returns the subset that a config describes, and its manifest.
 
     The manifest identifies the examples: dataset, rule, seed, number per class, a hash of the
@@ -101,7 +89,7 @@ def _hash_positions(indices: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _count_classes(source: LabelledSource, labels: np.ndarray) -> np.ndarray:
+def _count_classes(source: Source, labels: np.ndarray) -> np.ndarray:
     """Returns the number of examples of each class."""
     num_classes = max(len(source.class_names), 1)
     bad = np.flatnonzero((labels < 0) | (labels >= num_classes))

@@ -21,6 +21,7 @@ from vit_jax.data.sources.array_record import BucketRecords, Shard
 from vit_jax.data.sources.base import (
     LABEL_ONLY,
     Example,
+    Source,
     bucket_error,
     check_features,
     hash_of,
@@ -46,7 +47,7 @@ _CLASS_KEYS = ("pythonClassName", "python_class_name")
 _FEW_EXAMPLES = 5000
 
 
-class TfdsSource:
+class TfdsSource(Source):
     """A split of a TFDS-prepared dataset in a random-access format (ArrayRecord, Parquet).
 
     The fingerprint is the same in a bucket as on a disk.
