@@ -44,7 +44,7 @@ def test_an_unknown_command_is_named_with_the_nearest(capsys):
     assert user_error(capsys, ["evaluate"]) == expected
 
 
-def test_an_option_with_one_value_is_not_given_two(capsys, train):
+def test_there_is_one_recipe(capsys, train):
     other = "--config=configs/cifar10.py"
     expected = f"error: two values: {train[1]} and {other}; expected one; leave one of them out"
     assert user_error(capsys, [*train, other]) == expected

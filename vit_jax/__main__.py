@@ -216,7 +216,7 @@ def _dispatch(argv: list[str], began_s: float) -> int:
         if recipe is None or not re.search("required: --(config|sweep)", error.got):
             raise
         raise _unknown_argument(recipe, command, prefix) from None
-    _check_given_once(command, argv[1:])
+    _check_one_recipe(argv[1:])
     args.began_s = began_s
     rest = [a.replace("\0", " ") for a in rest]
     overrides = [a.removeprefix(prefix) for a in rest if a.startswith(prefix)]
@@ -235,13 +235,11 @@ def _versions() -> str:
     return f"vit_jax {__version__} (Python {platform.python_version()}, {', '.join(packages)})"
 
 
-def _check_given_once(command: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Raises ConfigError for an option that takes one value and is given two different ones."""
-    for action in command._actions:
-        given = {a for a in arguments if a.partition("=")[0] in action.option_strings and "=" in a}
-        if isinstance(action, argparse._StoreAction) and len(given) > 1:
-            words = " and ".join(sorted(given, key=arguments.index))
-            raise ConfigError(f"two values: {words}", "one", "leave one of them out")
+def _check_one_recipe(arguments: list[str]) -> None:
+    """Raises ConfigError if there are two recipes."""
+    given = dict.fromkeys(a for a in arguments if a.startswith("--config="))
+    if len(given) > 1:
+        raise ConfigError(f"two values: {' and '.join(given)}", "one", "leave one of them out")
 
 
 def _unknown_argument(text: str, command: argparse.ArgumentParser, prefix: str) -> ConfigError:

@@ -32,6 +32,7 @@ def put(folder, model, right, labels, *, seed=0, predictions=True):
     np.add.at(table.confusion, (labels, predicted), 1)
     run = folder / f"{model}-{seed}"
     figures = {f"eval/test/{name}": value for name, value in table.metrics().items()}
+    figures[MEAN] = sum(figures.values()) / len(figures)
     result = {"step": 1, "eval/test/examples": len(labels)} | figures
     write(run, config=config(model, seed=seed), result=result)
     (run / "report").mkdir(exist_ok=True)

@@ -9,8 +9,8 @@ import pytest
 from eight_devices import small_program
 from weight_files import random_weights
 
+from vit_jax.config.task import TASKS
 from vit_jax.parallel.mesh import to_devices
-from vit_jax.tasks import TASKS
 from vit_jax.tasks.task import TeacherState
 from vit_jax.train.step import accumulated_gradient
 
