@@ -276,7 +276,7 @@ def register_task(options: type[TaskConfig]) -> Callable[[K], K]:
 
     def register(cls: K) -> K:
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        if not (inspect.isclass(cls) and issubclass(cls, Task)) or missing:
+        if missing or Task not in cls.__mro__:
             raise PluginError(
                 f"task {cls.__name__} of {owner_of(cls)} has no {missing or 'base class Task'}",
                 "a subclass of vit_jax.tasks.task.Task with all its methods",

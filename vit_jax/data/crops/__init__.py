@@ -63,7 +63,8 @@ class _OwnCrop(FromFunction, Crop):
                 "(left, top, right, bottom) in whole pixels, inside the image",
                 "return such a part",
             )
-        return tuple(map(int, box))
+        left, top, right, bottom = map(int, box)
+        return left, top, right, bottom
 
 
 def _is_inside(box: Any, size: tuple[int, int]) -> bool:
