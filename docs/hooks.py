@@ -31,10 +31,16 @@ from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import families
 
 ROOT = Path(__file__).resolve().parents[1]
-_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "experiments/**/*.md", "notebooks/README.md")
+_PAGES = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "examples/**/*.md",
+    "experiments/**/*.md",
+    "notebooks/README.md",
+)
 _FILES = (
-    "experiments/**/*", "configs/*.py", "notebooks/*.ipynb", "vit_jax/**/*.py", "tests/**/*.py",
-    "tests/**/*.md",
+    "experiments/**/*", "examples/**/*", "configs/*.py", "notebooks/*.ipynb", "vit_jax/**/*.py",
+    "tests/**/*.py", "tests/**/*.md",
 )  # fmt: skip
 _SUFFIXES = {".png", ".svg", ".csv", ".md", ".py", ".sh", ".yaml", ".txt", ".ipynb"}
 _LINK = re.compile(r"(\]\(|src=\")([^)#\"\s]+)")

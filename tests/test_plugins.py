@@ -183,7 +183,7 @@ def test_nothing_that_a_run_folder_names_is_imported(here, keys):
 
 def test_a_run_whose_module_is_not_there_says_which_and_how_to_pass_it(here, capsys):
     write_run(here / "run", "ours.losses", loss__name="far_away")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(PluginError) as caught:
         load_config(str(here / "run" / "config.json"))
     text = str(caught.value)
     assert f"{here / 'run'} uses code that is not loaded (ours.losses): 'loss.name' is" in text

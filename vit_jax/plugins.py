@@ -151,7 +151,11 @@ def _hash(top: str) -> str | None:
 
 @contextlib.contextmanager
 def naming_plugins(run: Path) -> Iterator[None]:
-    """Adds to errors about a run which modules its last session used and this process has not."""
+    """Adds to errors about a run which modules its last session used and this process has not.
+
+    Raises:
+        PluginError: an error of the block, with these modules.
+    """
     try:
         yield
     except UserError as error:
@@ -159,7 +163,7 @@ def naming_plugins(run: Path) -> Iterator[None]:
         if not missing:
             raise
         options = " ".join(f"--plugin={module}" for module in missing)
-        raise type(error)(
+        raise PluginError(
             f"{run} uses code that is not loaded ({', '.join(missing)}): {error.got}",
             error.expected,
             f"add {options} if you trust it, or in Python import it first",

@@ -72,7 +72,9 @@ def test_any_random_access_sequence_is_a_source():
     for one, other in pairs:
         assert one.labels().tolist() == other.labels().tolist()
         batches = [
-            list(train_batches(s, preprocessing, spec, seed=2, start_step=1, end_step=5))
+            list(
+                train_batches(s, lambda step: preprocessing, spec, seed=2, start_step=1, end_step=5)
+            )
             for s in (one, other)
         ]
         assert_same_batches(*batches)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from golden import recipe as golden
+from own_code import own_code  # noqa: F401
 from PIL import Image
 from processes import ROOT
 from vocabularies import write_word_level
@@ -61,14 +62,10 @@ def folder_with_files(tmp_path_factory, finished):
     return folder
 
 
-def is_a_family(family):
-    """The family of the page makes models with logits and two feature maps."""
-    options = family.options(name="Bag-64/4", width=8)
-    sizes = {"num_classes": 3, "image_size": (8, 12)}
-    model = family.build(options, **sizes, key=jax.random.key(0))
-    images = np.zeros((2, 8, 12, 3), np.float32)
-    maps = [found.shape for found in model.features(images, layers=(0, 1))]
-    return model(images).shape == (2, 3) and maps == [(2, 2, 3, 8)] * 2
+def is_noise(noise):
+    """The augmentation of the page adds noise of its standard deviation."""
+    images = noise(np.zeros((4, 32, 32, 3), np.float32), jax.random.key(0), deviation=0.5)
+    return abs(float(images.std()) - 0.5) < 0.02
 
 
 CAPTURED = {"attention_weights", "pre_logits"}
@@ -87,7 +84,6 @@ RESULTS = {
     ("docs/how-to/models.md", 1): lambda names: (
         [m.shape for m in names["maps"]] == [(1, 14, 14, 192)] * 4
     ),
-    ("docs/how-to/model-family.md", 0): lambda names: is_a_family(names["BAG"]),
     ("docs/how-to/sweeps.md", 0): lambda names: len(list(names["get_sweep"]())) == 3,
     ("docs/how-to/weights.md", 0): lambda names: (
         names["model"].head.linear.kernel.shape == (192, 37)
@@ -102,6 +98,11 @@ RESULTS = {
     ("docs/tutorials/weights.md", 0): lambda names: names["found"]["pre_logits"].shape == (2, 192),
     ("docs/tutorials/vit-and-resnet.md", 1): lambda names: "data.data_dir" in names["SETTINGS"],
     ("docs/tutorials/weights.md", 1): lambda names: "ship" in names["model"].class_names,
+    ("docs/how-to/own-repository.md", 0): lambda names: np.allclose(
+        names["focal"](np.log([[0.25, 0.75]]), np.array([[0.0, 1.0]])), np.log(4 / 3) / 16
+    ),
+    ("docs/how-to/own-repository.md", 1): lambda names: is_noise(names["noise"]),
+    ("docs/how-to/own-repository.md", 2): lambda names: names["get_config"]()["train_steps"] == 200,
     ("docs/tutorials/weights.md", 2): lambda names: (
         names["larger"].grid == (24, 24) and names["other"].head.linear.kernel.shape == (192, 37)
     ),
@@ -125,6 +126,7 @@ def test_the_tutorial_prints_the_sweep_that_it_runs():
     assert printed == (ROOT / "experiments/data_size/digits.py").read_text()
 
 
+@pytest.mark.usefixtures("own_code")
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_python_examples_run_and_give_what_they_say(example, folder_with_files, monkeypatch):
     monkeypatch.chdir(folder_with_files)

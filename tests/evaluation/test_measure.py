@@ -7,7 +7,7 @@ import pytest
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.data.arrays import ArraySpec, Preprocessing
 from vit_jax.data.loader import BatchSpec
-from vit_jax.data.sources.base import Example
+from vit_jax.data.sources.base import Example, Source
 from vit_jax.errors import DataError
 from vit_jax.evaluation.loop import StoppedError
 from vit_jax.evaluation.measure import measure
@@ -16,7 +16,7 @@ from vit_jax.evaluation.metrics import Mean, mean_sums
 from vit_jax.parallel.mesh import make_mesh
 
 
-class Numbers:
+class Numbers(Source):
     """Examples whose label is their index."""
 
     name, class_names, fingerprint = "numbers", (), "numbers"
@@ -26,9 +26,6 @@ class Numbers:
 
     def __getitem__(self, index):
         return Example(b"", index, str(index))
-
-    def read(self, indices):
-        return [self[index] for index in indices]
 
 
 def row(example, rng):

@@ -13,7 +13,7 @@ from flax import nnx
 
 from vit_jax.config.task import task_class
 from vit_jax.data.class_names import with_spare_names
-from vit_jax.errors import CheckpointError, WeightsError
+from vit_jax.errors import CheckpointError, PluginError, WeightsError
 from vit_jax.interop.formats import WeightsInfo
 from vit_jax.interop.name_table import Same, matches, row
 from vit_jax.interop.tensors import TensorFile
@@ -60,7 +60,7 @@ def open_native(path: Path) -> tuple[TensorFile, WeightsInfo]:
         params = restore_numpy(arrays)
         _check_digests(path, about["digests"], params)
         published = _describe(about, params)
-    except WeightsError:
+    except (WeightsError, PluginError):
         raise
     except Exception as error:  # Orbax raises many classes of errors for a damaged file.
         raise _unreadable_error(path, error) from None
@@ -79,7 +79,7 @@ def read_options(path: Path) -> dict[str, Any]:
     path = path.absolute()
     try:
         return dict(_read_about(path)[0]["model"])
-    except WeightsError:
+    except (WeightsError, PluginError):
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable_error(path, error) from None
