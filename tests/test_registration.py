@@ -229,6 +229,12 @@ def test_augmentations_of_your_own_by_hand_and_after_pickling():
         )
 
 
+def test_a_loss_of_your_own_keeps_all_its_keys_when_it_is_pickled():
+    vit_jax.register_loss(focal)
+    loss = config_of("loss.name=focal", "loss.gamma=1.5", "loss.label_smoothing=0.1").loss
+    assert pickle.loads(cloudpickle.dumps(loss)).to_mapping() == loss.to_mapping()
+
+
 def test_an_augmentation_that_changes_shape_or_type_is_refused():
     @vit_jax.register_augmentation(stage="device")
     def smaller(images, key):

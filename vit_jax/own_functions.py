@@ -119,11 +119,12 @@ class FromFunction:
         return self.own(*arguments, **self.options())
 
     def __reduce__(self) -> Any:  # The class cannot be imported, but the function can.
-        return _unpickled, (self.own, type(self).__base__, self.options())
+        values = {name: getattr(self, name) for name in type(self).model_fields}  # pyright: ignore[reportAttributeAccessIssue]
+        return _unpickled, (self.own, type(self).__base__, values)
 
 
-def _unpickled(own: OwnFunction, base: Any, options: dict[str, Any]) -> Any:
-    return section_of_function(own, base)(**options)
+def _unpickled(own: OwnFunction, base: Any, values: dict[str, Any]) -> Any:
+    return section_of_function(own, base)(**values)
 
 
 def section_of_function(own: OwnFunction, base: type[S], **fields: Any) -> type[S]:

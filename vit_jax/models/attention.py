@@ -1,4 +1,4 @@
-"""Multi-head self-attention: softmax(Q K^T / sqrt(K)) V, with heads of K features."""
+"""Multi-head self-attention: softmax(Q K^T / sqrt(d)) V; d, features of a head, is K in shapes."""
 
 from functools import partial
 from typing import Any, Literal
@@ -121,7 +121,7 @@ class SelfAttention(nnx.Module):
         mask: Mask | None,
         capture: tuple[str, ...],
     ) -> bool:
-        """Whether the Pallas kernel can take the output of the matmul `qkv` unchanged."""
+        """Whether the Pallas kernel can take q, k and v in one array, as the matmul gives them."""
         if self.implementation != "pallas" or isinstance(valid_tokens, jax.Array):
             return False
         steps_between = (self.query_norm, self.relative, rope, mask)
@@ -151,14 +151,14 @@ def attend(
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
-    "einsum" is the formula written out, with a softmax whose backward pass needs only its result.
+    "einsum" is the formula written out, with a softmax whose backward pass needs only its output.
     On CPUs, where no kernel fuses these operations, it makes a training step about 10 %
     faster. "pallas" is `pallas_attention.attend_packed`, for self-attention. "xla" and "cudnn" are
     kernels of `jax.nn.dot_product_attention`.
 
     Keys and values after the first `valid_tokens` are padding and get no weight. Keys where the
-    mask is False get no weight either. The Pallas kernel takes no mask and one number of valid
-    tokens for all examples; otherwise XLA's kernel is used in its place.
+    mask is False get no weight either. With a mask, or a number of
+    valid tokens for each example, XLA's kernel is used in place of the Pallas kernel.
     """
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, valid_tokens, mask).astype(value.dtype)
@@ -205,11 +205,11 @@ def attention_weights(
 def _to_heads(
     layer: nnx.LinearGeneral, x: Float[Array, "B N D"], *, add_bias: bool = True
 ) -> Float[Array, "B N *S"]:
-    """Returns layer(x). If heads are not sharded, it is computed as one product of two matrices.
+    """Returns layer(x). Without sharding over `tensor`, it is one product of two matrices.
 
     XLA then writes the features of each token contiguously, as the kernels read them. For several
-    output axes (q, k, v, heads, features) it chooses layouts for a TPU that must be copied, a fifth
-    of a step's memory traffic.
+    output axes (q, k, v, heads, features), it chooses layouts on a TPU that then have to be copied:
+    a fifth of a step's memory traffic.
     """
     kernel = layer.kernel[...].astype(layer.dtype)
     if devices_along("tensor") == 1:

@@ -45,8 +45,8 @@ class EncoderBlock(nnx.Module):
 
     With f the attention or the MLP, the norm placements are
     pre: x = x + f(norm(x));  post: x = norm(x + f(x));  res_post: x = x + norm(f(x)).
-    A layer scale multiplies what is added to x, after its norm. A block's own position table is
-    added to its input.
+    A layer scale multiplies what is added to x, after the norm of res_post. A block's own position
+    table is added to its input.
 
     Source: arXiv:2010.11929, equations 2 and 3 (pre); arXiv:1706.03762, section 3.1 (post);
     arXiv:2111.09883, section 3.2 (res_post); arXiv:2010.11929, D.4 (a position table in every
@@ -129,7 +129,7 @@ class EncoderBlock(nnx.Module):
         key: jax.Array | None,
         drop_rate: Float[Array, ""] | None,
     ) -> Float[Array, "B N D"]:
-        """Adds a branch, the output of attention or MLP, to x; applies a norm that follows it."""
+        """Adds the output of attention or MLP to x, with the norms of res_post and post."""
         branch = constrain(branch, "batch")
         if self.norm_placement == "res_post":
             branch = norm(save_for_backward(branch))
@@ -152,8 +152,8 @@ def drop_branch(
 def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
     """Makes XLA store each token's features contiguously.
 
-    Each device does this by itself, because a layout of a sharded array would gather it on every
-    device.
+    Each device does this for its part: a layout of a sharded array would make XLA gather the whole
+    array on every device.
     """
 
     def constrained(part: jax.Array) -> jax.Array:
@@ -205,8 +205,8 @@ class Encoder(nnx.Module):
         self.stochastic_depth = options.stochastic_depth
         self.has_constant_rate = options.stochastic_depth_rates == "constant"
         self.loop = layer_loop(options.scan, options.remat)
-        # XLA's GPU compiler may otherwise choose a layout that is converted at every matmul, a
-        # tenth of a step's memory traffic.
+        # On a GPU, XLA may otherwise choose a layout that every matmul must convert: a tenth of a
+        # step's memory traffic.
         self.stores_rows = platform in ("gpu", "cuda")
 
     def __call__(
@@ -223,9 +223,9 @@ class Encoder(nnx.Module):
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of the blocks.
 
-        `position` is a table added to the input of every block. Tokens after the first
-        `valid_tokens` get no attention. A key turns dropout and stochastic depth on. With a span
-        (first, end), only the blocks first to end - 1 are applied, counted from 0.
+        `position` is a table added to the input of every block. Only the first `valid_tokens`
+        tokens are attended to. A key turns dropout and stochastic depth on. With a span (first,
+        end), only the blocks first to end - 1 are applied, counted from 0.
         """
         tokens = x.shape[1]
         padding = -tokens % self.attention_choice.token_multiple  # Up to the next multiple.

@@ -38,10 +38,10 @@ INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 class ViT(ImageModel):
     """Vision Transformer: images -> patches -> tokens -> encoder -> pooling -> head.
 
-    P is the number of patches, N that of tokens: class token, registers and patches. A position
-    table is added before the first block (`position_placement` "stem"), before every block
-    ("shared"), or every block has its own ("every_layer"). Rope and relative positions are part of
-    the attention.
+    P is the number of patches (in the paper, P is their side), N that of tokens: class token,
+    registers and patches. A position table is added to the input of the encoder
+    (`position_placement` "stem"), to that of every block ("shared"), or every block has its own
+    ("every_layer"). Rope and relative positions are part of the attention.
     """
 
     tokens: int  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -127,9 +127,9 @@ class ViT(ImageModel):
     ) -> Float[Array, "B C"] | tuple[Float[Array, "B C"], dict[str, jax.Array]]:
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
-        "embedded" and "encoded" are tokens [B, N, D], "pre_logits" what the last layer of the head
-        gets. Of the L blocks: "attention_weights" [L, B, heads, N, N]; "attention_output" and
-        "mlp_output", before they are added, and "block_output", each [L, B, N, D].
+        "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
+        layer. Of the L blocks: "attention_weights" [L, B, H, N, N] of H heads; "attention_output"
+        and "mlp_output" as these return them, and "block_output", each [L, B, N, D].
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -161,8 +161,8 @@ class ViT(ImageModel):
     ) -> Float[Array, "B N D"]:
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
-        `position_rows` are the position vectors of these tokens, for all images or for each; None:
-        the model's own, which need all patches of the grid. A key turns dropout on.
+        `position_rows` are the position vectors of these tokens; None: those of the model's table,
+        which is for all patches of the grid. A key turns dropout on.
         """
         if position_rows is None:
             position_rows = self.positions("stem")
@@ -187,8 +187,8 @@ class ViT(ImageModel):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the tokens after the blocks and the final norm, and intermediates of the blocks.
 
-        `rope` has the angles of these tokens, if the model has any; None: those of all tokens, as
-        always for a table that is not added in `embed`. With a span (first, end), only the blocks
+        `rope` has the angles of these tokens, if the model has rope; None: those of all tokens. A
+        table that blocks add is always for all tokens. With a span (first, end), only the blocks
         first to end - 1 are applied, without the final norm.
         """
         if self.has_rope and rope is None:
@@ -201,7 +201,7 @@ class ViT(ImageModel):
         return (self.final_norm(x) if span is None else x), captured
 
     def positions(self, placement: str) -> Float[Array, "1 N D"] | None:
-        """Returns the position table of all tokens if the model has this placement; else None."""
+        """Returns the position table of all tokens if it is added at this place; else None."""
         if self.position_embedding is None or self.position_placement != placement:
             return None
         return self.position_embedding(self.tokens)
@@ -216,7 +216,7 @@ class ViT(ImageModel):
         return features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """Applies the final norm to tokens, if the model has it before pooling; not to maps."""
+        """Normalises tokens before pooling, if the model does so then. Maps [B, h, w, D] stay."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -224,7 +224,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns the tokens after some blocks, 0 for none, and maps of the stem by name."""
+        """Returns the tokens after the first n blocks for each n, and maps of the stem by name."""
         check_images(images, self.image_size)
         maps = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))

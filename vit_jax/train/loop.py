@@ -26,7 +26,7 @@ from vit_jax.train.step_log import StepLog
 
 log = logging.getLogger(__name__)
 
-# A final average with more of the initial parameters than this gets a warning.
+# Largest share of the initial parameters in the final average without a warning.
 _LARGEST_INITIAL_SHARE = 0.05
 
 
@@ -155,7 +155,7 @@ def _run_steps(
             stopping = session.stop_requested()
             session.checkpoints.check()
             if stopping or saves.is_due(step):
-                with step_log.paused():  # All steps before were finite.
+                with step_log.paused():  # It has read all metrics: only finite states are saved.
                     saves.save(step, state)
             # A run whose last step is saved and evaluated has nothing left to stop.
             if stopping and not (session.is_last(step) and evaluations.is_complete(step)):

@@ -63,7 +63,7 @@ class Source(abc.ABC):
 
 
 class SourceView(Source):
-    """A source that is made of another one, with its name and classes."""
+    """A source that is made of another one, with its name and classes. Subclasses define `read`."""
 
     def __init__(self, source: Source):
         self._source = source
