@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_code")
 def changed(config, **sections):
     mapping = config.to_mapping()
     for key, section in sections.items():
-        mapping[key] = {**mapping[key], **section} if isinstance(section, dict) else section
+        mapping[key] = {**mapping.get(key, {}), **section} if isinstance(section, dict) else section
     return Config.from_mapping(mapping)
 
 
