@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from images import encode, noise
+from own_code import own_code  # noqa: F401
 from processes import run_command
 from weight_files import random_weights
 
@@ -132,8 +133,9 @@ def test_a_task_applies_an_operation_or_refuses_it_by_its_name(content, prepared
         assert images <= changed(device, own_device)
 
 
+@pytest.mark.usefixtures("own_code")
 @pytest.mark.parametrize("task", TASKS)
-def test_an_operation_of_your_own_is_applied_or_refused(content, prepared, task, monkeypatch):
+def test_an_operation_of_your_own_is_applied_or_refused(content, prepared, task):
     class Darken(Operation):
         """Halves the brightness."""
 
@@ -142,7 +144,6 @@ def test_an_operation_of_your_own_is_applied_or_refused(content, prepared, task,
         def __call__(self, images, key):
             return (images + 1) / 2 - 1
 
-    monkeypatch.setattr(AUGMENTATIONS, "_found", {**AUGMENTATIONS._found})
     AUGMENTATIONS.add("darken", Darken, "mine")
     if "erasing" in TASKS[task][1]:
         with pytest.raises(ConfigError, match=r"'data\.augment\.darken' is on with "):
@@ -152,14 +153,14 @@ def test_an_operation_of_your_own_is_applied_or_refused(content, prepared, task,
     np.testing.assert_allclose(after["['image']"], (before["['image']"] + 1) / 2 - 1, atol=1e-6)
 
 
-def test_operations_are_applied_in_their_order_and_own_ones_last(monkeypatch):
+@pytest.mark.usefixtures("own_code")
+def test_operations_are_applied_in_their_order_and_own_ones_last():
     class Aardvark(Operation):
         stage = "device"
 
         def __call__(self, images, key):
             return images
 
-    monkeypatch.setattr(AUGMENTATIONS, "_found", {**AUGMENTATIONS._found})
     AUGMENTATIONS.add("aardvark", Aardvark, "mine")
     names = AUGMENTATIONS.names
     augment = augment_class({}).from_mapping({name: ON.get(name, True) for name in names})
