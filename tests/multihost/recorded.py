@@ -16,11 +16,11 @@ from pathlib import Path
 
 def main() -> int:
     from vit_jax.__main__ import main as command_line
-    from vit_jax.train import context, loop
+    from vit_jax.train import feed, session
 
-    put = loop.to_devices
+    put = feed.to_devices
     if "RECORD_STATES" in os.environ:
-        _note_states(context, Path(sys.argv[1] + ".states"))
+        _note_states(session, Path(sys.argv[1] + ".states"))
     if "STUCK_AT_SAVE" in os.environ:
         _get_stuck(f"--process_id={os.environ['STUCK_AT_SAVE']}" in sys.argv)
     with Path(sys.argv[1]).open("a", encoding="utf-8") as file:
@@ -33,14 +33,14 @@ def main() -> int:
             time.sleep(float(os.environ.get("SECONDS_PER_STEP", "0")))
             return put(batch, mesh)
 
-        loop.to_devices = noting
+        feed.to_devices = noting
         return command_line(sys.argv[2:])
 
 
-def _note_states(context, path):
+def _note_states(session, path):
     from vit_jax.run.checkpoints import CheckpointFolder
 
-    restore, save = context.restore_or_init, CheckpointFolder.save
+    restore, save = session.restore_or_init, CheckpointFolder.save
 
     def note(what, step, state):
         with path.open("a") as file:
@@ -56,7 +56,7 @@ def _note_states(context, path):
         note("saved", step, state)
         save(self, step, state, **others)
 
-    context.restore_or_init, CheckpointFolder.save = restoring, saving
+    session.restore_or_init, CheckpointFolder.save = restoring, saving
 
 
 def _get_stuck(here):
