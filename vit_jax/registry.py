@@ -30,8 +30,9 @@ REGISTRIES: dict[str, "Registry[Any]"] = {}
 class Registry(Mapping[str, T]):
     """Name -> what it stands for: what the package has, sorted, then what was added, in order.
 
-    Each file of `package` is named as what it registers, and imported when that is asked for. With
-    `file`, these are the files of this name in each folder of the package. `kind` is for messages.
+    Each file of `package` has the name that it registers, and is imported when that is asked for.
+    With `file`, each folder of the package has the name, and its file `file` registers it. `kind`
+    is for messages.
     """
 
     def __init__(self, package: str | None = None, kind: str = "name", file: str | None = None):
@@ -95,11 +96,6 @@ class Registry(Mapping[str, T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._found or name in self.names
-
-    @property
-    def classes(self) -> dict[str, T]:
-        """Name -> class, of all of them."""
-        return dict(self)
 
     def class_of(self, base: Any, section: Mapping[str, Any]) -> Any:
         """Returns the class that the name in a section chooses; without one, the default of `base`.

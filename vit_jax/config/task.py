@@ -88,7 +88,7 @@ class TaskConfig(Section):
 
     @classmethod
     def named_classes(cls) -> Mapping[str, type[Section]]:
-        return TASKS.classes
+        return TASKS
 
 
 def task_class(section: Any) -> type[TaskConfig]:

@@ -37,7 +37,7 @@ class LabelLoss(Section):
 
     @classmethod
     def named_classes(cls) -> Mapping[str, type[Section]]:
-        return LOSSES.classes
+        return LOSSES
 
     def __call__(self, logits: Any, labels: Any) -> Any:
         """Returns the loss of each example f32[B].

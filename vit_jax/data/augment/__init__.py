@@ -157,7 +157,7 @@ def augment_class(section: Mapping[str, Any]) -> type[AugmentConfig]:
     """Returns the class of the section `data.augment`, with a key for each operation."""
     # Loads installed plugins if one is unknown.
     all(key in AugmentConfig.model_fields or AUGMENTATIONS.knows(key) for key in section)
-    return _class_with(tuple(AUGMENTATIONS.classes.items()))
+    return _class_with(tuple(AUGMENTATIONS.items()))
 
 
 @functools.cache

@@ -38,7 +38,7 @@ class Crop(Section):
 
     @classmethod
     def named_classes(cls) -> Mapping[str, type[Section]]:
-        return CROPS.classes
+        return CROPS
 
     def check_size(self, side: int) -> None:
         """Raises ConfigError, with a key of `data`, if the crop gives no image of this side."""
