@@ -2,6 +2,8 @@
 
 import pytest
 
+from vit_jax.config.data import SOURCES
+from vit_jax.config.evaluation import METRICS
 from vit_jax.config.hooks import HOOKS
 from vit_jax.config.task import TASKS
 from vit_jax.data.augment import AUGMENTATIONS
@@ -12,7 +14,8 @@ from vit_jax.tasks.task import TASK_CLASSES
 from vit_jax.train.optimizers import OPTIMIZERS
 
 REGISTRIES = (
-    AUGMENTATIONS, CROPS, HOOKS, IMAGE_FAMILIES, LOSSES, OPTIMIZERS, TASKS, TASK_CLASSES,
+    AUGMENTATIONS, CROPS, HOOKS, IMAGE_FAMILIES, LOSSES, METRICS, OPTIMIZERS, SOURCES, TASKS,
+    TASK_CLASSES,
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ _LAYERS = (
     ("analysis",),
     ("report",),
     ("sweep",),
-    ("commands", "runs"),
+    ("commands", "runs", "classify"),
     ("__main__", "__init__"),
 )
 _ROW = {name: row for row, names in enumerate(_LAYERS) for name in names}

@@ -6,11 +6,14 @@ import logging
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from processes import UNMIXED
+from shared_programs import stop_after
 from short_runs import content
 
 import vit_jax
-from vit_jax.errors import ConfigError, RunFolderError
+from vit_jax import runs
+from vit_jax.errors import ConfigError, RunFolderError, UserError
 from vit_jax.models.registry import model_options
 from vit_jax.run import compile_cache
 from vit_jax.storage.files import write_json
@@ -114,6 +117,54 @@ def test_fit_takes_a_model_and_a_folder_of_images(configured, tmp_path):
 def test_fit_takes_the_name_of_a_dataset(configured):
     config = configured("quickstart", data="cifar10")
     assert (config.data.source, config.data.name) == ("tfds", "cifar10")
+
+
+def arrays(count, seed):
+    """Images of two classes, dark and bright, and their labels."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, count)
+    low = (100 * labels)[:, None, None, None]
+    return rng.integers(low, low + 100, (count, 8, 8, 3)).astype(np.uint8), labels
+
+
+def test_fit_trains_on_arrays_and_resumes_only_with_the_same(tmp_path, monkeypatch):
+    passed = {"train": arrays(64, 0), "test": arrays(20, 1)}
+    overrides = {"train_steps": 4, "data.global_batch_size": 16, "logging.interval_steps": 1}
+
+    def fit(folder, **changed):
+        data = {**passed, **changed}
+        return vit_jax.fit(str(UNMIXED), tmp_path / folder, overrides, data=data, verbose=False)
+
+    whole = fit("whole")
+    assert whole.result["train_examples"] == 64
+    assert whole.result["eval/test/examples"] == 20
+    assert vit_jax.load_run(whole.path).load_model().class_names == ("0", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "StopSignals", lambda: stop_after(2, patch))
+        assert fit("stopped").result is None
+    images, labels = passed["train"]
+    other = images.copy()
+    other[63, 0, 0, 0] ^= 1
+    with pytest.raises(UserError, match=r"the data of .*differ|fingerprint|dataset"):
+        fit("stopped", train=(other, labels))
+    assert fit("stopped").result["weights_digest"] == whole.result["weights_digest"]
+
+
+def test_predict_is_the_model_on_its_own_preprocessing(finished, tmp_path):
+    model = vit_jax.load_run(finished).load_model()
+    images = arrays(3, 0)[0]
+    Image.fromarray(images[2]).save(tmp_path / "2.png")
+    given = [images[0], Image.fromarray(images[1]), tmp_path / "2.png"]
+    found = vit_jax.predict(model, given)
+    want = jax.nn.softmax(model(vit_jax.preprocess_of(model)(images)))
+    np.testing.assert_allclose(found.probabilities, want, rtol=1e-4, atol=1e-6)
+    assert found.classes == [model.class_names[k] for k in np.argmax(want, axis=1)]
+    assert found.class_names == model.class_names == tuple("0123456789")
+    many = vit_jax.predict(model, [images[0]] * 33)
+    np.testing.assert_allclose(many.probabilities, want[:1].repeat(33, 0), rtol=1e-4, atol=1e-6)
+    headless = vit_jax.create_model("ViT-Mini/4", num_classes=0, image_size=8)
+    with pytest.raises(UserError, match="a ViT without a head of classes; expected a model with"):
+        vit_jax.predict(headless, images)
 
 
 def test_a_config_may_be_nested_dicts(tmp_path):

@@ -4,11 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vit_jax.classify import Prediction, predict
+    from vit_jax.config.data import register_source
     from vit_jax.config.hooks import register_hook
     from vit_jax.data.augment import register_augmentation
     from vit_jax.data.preprocess import Preprocess, preprocess, preprocess_of
     from vit_jax.data.tokenizers import load_tokenizer
     from vit_jax.errors import UserError
+    from vit_jax.evaluation.metrics import register_metric
     from vit_jax.interop.load import load_pretrained
     from vit_jax.interop.save import save_pretrained
     from vit_jax.losses import register_loss
@@ -31,6 +34,8 @@ _PUBLIC = {
     "load_pretrained": "vit_jax.interop.load",
     "load_run": "vit_jax.runs",
     "load_tokenizer": "vit_jax.data.tokenizers",
+    "predict": "vit_jax.classify",
+    "Prediction": "vit_jax.classify",
     "Preprocess": "vit_jax.data.preprocess",
     "preprocess": "vit_jax.data.preprocess",
     "preprocess_of": "vit_jax.data.preprocess",
@@ -38,7 +43,9 @@ _PUBLIC = {
     "register_family": "vit_jax.models.image_families",
     "register_hook": "vit_jax.config.hooks",
     "register_loss": "vit_jax.losses",
+    "register_metric": "vit_jax.evaluation.metrics",
     "register_optimizer": "vit_jax.train.optimizers",
+    "register_source": "vit_jax.config.data",
     "register_task": "vit_jax.tasks.task",
     "save_pretrained": "vit_jax.interop.save",
     "UserError": "vit_jax.errors",
@@ -47,6 +54,7 @@ _PUBLIC = {
 __all__ = [
     "ImageModel",
     "LoadedRun",
+    "Prediction",
     "Preprocess",
     "UserError",
     "__version__",
@@ -56,13 +64,16 @@ __all__ = [
     "load_pretrained",
     "load_run",
     "load_tokenizer",
+    "predict",
     "preprocess",
     "preprocess_of",
     "register_augmentation",
     "register_family",
     "register_hook",
     "register_loss",
+    "register_metric",
     "register_optimizer",
+    "register_source",
     "register_task",
     "save_pretrained",
 ]

@@ -159,7 +159,7 @@ def naming_plugins(run: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        missing = _missing_modules(run)
+        missing = missing_modules(run)
         if not missing:
             raise
         options = " ".join(f"--plugin={module}" for module in missing)
@@ -170,7 +170,7 @@ def naming_plugins(run: Path) -> Iterator[None]:
         ) from None
 
 
-def _missing_modules(run: Path) -> list[str]:
+def missing_modules(run: Path) -> list[str]:
     """Returns the modules of a run's last session that this process has not imported."""
     rows = read_log(run / ENVIRONMENTS)
     plugins = rows[-1].get("plugins") if rows else None

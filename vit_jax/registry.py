@@ -6,7 +6,7 @@ outside the package adds to the same registries: `vit_jax.register_loss` and its
 
 import dataclasses
 import functools
-import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -70,7 +70,8 @@ class Registry(Mapping[str, T]):
         """Returns name -> module of what the package has."""
         if self._package is None:
             return {}
-        path = importlib.import_module(self._package).__path__
+        spec = importlib.util.find_spec(self._package)  # Does not import the package itself.
+        path = spec.submodule_search_locations if spec is not None else None
         ending = "" if self._file is None else f".{self._file}"
         return {
             module.name: f"{self._package}.{module.name}{ending}"

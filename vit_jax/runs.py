@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.file import apply_overrides, build_config, load_config, read_mapping
 from vit_jax.config.run import Config
+from vit_jax.data.sources.sequence import passing
 from vit_jax.errors import RunFolderError
 from vit_jax.interop.load import load_pretrained
 from vit_jax.models.family import ImageModel
@@ -88,7 +89,7 @@ def fit(
     overrides: Mapping[str, Any] | None = None,
     *,
     model: str | None = None,
-    data: str | Path | None = None,
+    data: str | Path | Mapping[str, Any] | None = None,
     verbose: bool = True,
     new_code: bool = False,
 ) -> LoadedRun:
@@ -109,7 +110,11 @@ def fit(
             the keys that it has.
         model: name of a model that replaces the recipe's, with that model's default options.
         data: a folder of images, one subfolder per class, or the name of a TFDS dataset; it
-            replaces the recipe's.
+            replaces the recipe's. Or {"train": (images, labels), "test": ...} with images
+            u8[N, H, W, 3] and labels i[N]; the run evaluates the splits other than "train".
+            Instead of a pair, a split may be a sequence as in `register_source`. A run resumes only
+            with the same examples: all bytes of arrays are compared, of other sequences the length
+            and 32 examples.
         verbose: whether to print the progress.
         new_code: whether to resume a run that was last run with other code or packages. The result
             is then not bit for bit that of a run that never stopped.
@@ -122,6 +127,7 @@ def fit(
 
     >>> fit("quickstart", "runs/quickstart", {"train_steps": 20})  # doctest: +SKIP
     >>> fit("folder", "runs/mine", model="ViT-Ti/16", data="PHOTOS")  # doctest: +SKIP
+    >>> fit("quickstart", "runs/own", data={"train": (images, labels)})  # doctest: +SKIP
     """
     import jax
 
@@ -133,8 +139,13 @@ def fit(
     mapping = read_mapping(recipe) if isinstance(recipe, str) else _copied(recipe)
     if model is not None:
         mapping["model"] = {"name": model}
+    passed = data if isinstance(data, Mapping) else {}
     if data is not None:
         mapping["data"] = {**mapping.get("data", {}), **_data_keys(data)}
+    if passed:
+        others = {name: name for name in passed if name != "train"}
+        parts = {"splits": others, "final_splits": {}}
+        mapping["evaluation"] = {**mapping.get("evaluation", {}), **parts}
     apply_overrides(mapping, (overrides or {}).items())
     config = build_config(mapping, lambda config: model_of_weights(config, folder))
     use_compile_cache(config.compile_cache)
@@ -146,6 +157,7 @@ def fit(
         jax.disable_jit(False),
         shown_log(verbose, "stdout"),
         StopSignals() as stop,
+        passing(passed),
     ):
         try:
             train(config, folder, stop, verbose=verbose, new_code=new_code)
@@ -154,7 +166,9 @@ def fit(
     return load_run(folder)
 
 
-def _data_keys(data: str | Path) -> dict[str, Any]:
+def _data_keys(data: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(data, Mapping):
+        return {"source": "passed", "name": "passed data", "train_split": "train"}
     path = user_path(str(data))
     if not path.is_dir():
         return {"source": "tfds", "name": str(data)}

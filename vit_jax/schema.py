@@ -79,11 +79,13 @@ def section(factory: Callable[[], Any] | None = None, *, changes_result: bool = 
 class ChosenBy:
     """Marks a field whose section class depends on its value.
 
-    `choose` returns the class that validates the section, given as a mapping.
+    `choose` returns the class that validates the section, given as a mapping. `by_name`: the key
+    `name` of the section decides it.
     Example: `model: Annotated[ModelConfig, ChosenBy(section_of_model)] = section()`.
     """
 
     choose: "Callable[[Mapping[str, Any]], type[Section]]"
+    by_name: bool = True
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Converts a mapping to the chosen class before pydantic validates the field."""
@@ -184,10 +186,8 @@ def is_chosen(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> bool:
     above, _, leaf = key.rpartition(".")
     parent = section_of(cls, above, mapping) if above else cls
     field = None if parent is None else parent.model_fields.get(leaf)
-    if field is None or not any(isinstance(mark, ChosenBy) for mark in field.metadata):
-        return False
-    chosen = section_in(field.annotation)
-    return chosen is not None and "name" in chosen.model_fields
+    marks = () if field is None else field.metadata
+    return any(isinstance(mark, ChosenBy) and mark.by_name for mark in marks)
 
 
 def section_in(annotation: Any) -> type[Section] | None:

@@ -1,4 +1,4 @@
-"""A bag of patches on handwritten digits, with the focal loss and noise: seconds on a CPU.
+"""A bag of patches on drawn shapes, with the focal loss and noise: seconds on a CPU.
 
 python -m vit_jax train --config=recipe.py --workdir=runs/bag
 """
@@ -12,13 +12,15 @@ def get_config():
         "model": {"name": "Bag-64/4"},
         "loss": {"name": "focal", "gamma": 2.0},
         "data": {
-            "name": "digits",
-            "image_size": 16,
-            "global_batch_size": 64,
+            "source": "shapes",
+            "shapes": {"side": 24},
+            "name": "shapes",
+            "image_size": 24,
+            "global_batch_size": 50,
             "eval_crop": "resize",
-            "augment": {"crop": {"name": "pad", "pixels": 1}, "noise": {"deviation": 0.05}},
+            "augment": {"crop": {"name": "pad", "pixels": 2}, "noise": {"deviation": 0.05}},
         },
         "optimizer": {"learning_rate": 1e-2, "schedule": {"warmup_steps": 20}},
         "train_steps": 200,
-        "evaluation": {"splits": {"test": "test"}},
+        "evaluation": {"splits": {"test": "test"}, "metrics": ["worst_class"]},
     }

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 from random_models import random_images, random_model, run
 
 from vit_jax.errors import ModelError
+from vit_jax.models.family import as_images
 from vit_jax.models.registry import create_model
 
 FAMILIES = {
@@ -93,3 +95,23 @@ def test_stochastic_depth_needs_a_key_and_drops_whole_branches(name, rate):
     np.testing.assert_allclose(outputs[:, 0], plain[None, 0].repeat(400, 0), rtol=1e-4, atol=1e-5)
     unchanged = (outputs[:, -1] == outputs[:, -2]).all((-1, -2)).mean()
     assert unchanged == pytest.approx(rate**2, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ("photo.jpg", r"str as images; .*call vit_jax.predict\(model, FILES\)"),
+        (["photo.jpg"], "list as images"),
+        (Image.new("RGB", (8, 8)), "Image as images"),
+        (np.full((1, 8, 8, 3), 200.0), r"values up to 200; expected values in \[-1, 1\]; use x / "),
+        (jnp.full((1, 8, 8, 3), 200.0), "values up to 200"),
+    ],
+)
+def test_images_that_a_model_cannot_take_are_one_line_with_what_to_do(images, words):
+    with pytest.raises(ModelError, match=words):
+        as_images(images, (8, 8))
+
+
+def test_lists_and_normalised_images_are_taken_and_traced_ones_are_not_read():
+    assert as_images(np.full((1, 2, 2, 3), 2.6).tolist(), (2, 2)).shape == (1, 2, 2, 3)
+    jax.eval_shape(lambda x: as_images(x, None), jax.ShapeDtypeStruct((1, 2, 2, 3), jnp.float32))

@@ -128,7 +128,9 @@ def test_a_stopped_run_says_which_signal_ended_it(page, data):
 
 
 def test_runs_and_pictures_are_links(page, data):
-    assert {"plot-1.png", "plot-1.svg", "runs.csv", "tables.csv", "report.md"} <= {*page.links}
+    assert {"plot-1.png", "plot-1.svg", "runs.csv", "tables.csv", "tables.tex", "report.md"} <= {
+        *page.links
+    }
     run = data["runs"][-1]
     assert run["url"] == f"../jobs/{run['name']}/"
     assert run["files"] == ["config.json", "env.json", "metrics.jsonl", "result.json"]

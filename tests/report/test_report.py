@@ -231,7 +231,9 @@ def test_selecting_on_the_reported_split_is_marked(tmp_path, reported, warned):
     text = (tmp_path / "report" / "report.md").read_text()
     assert text.count("(also reported!)") == warned
     rows = table(text, "Selected settings")
-    assert dict(zip(rows[0], rows[2], strict=True))["selected"] == "lr=1"
+    assert dict(zip(rows[0], rows[2], strict=True))["selected"] == (
+        "lr=1 (edge of the grid: lr=1 is the smallest of 2)"
+    )
 
 
 def test_a_table_keeps_its_first_column_of_data_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
@@ -256,14 +258,17 @@ def test_a_selection_that_is_older_than_its_candidates_is_named(tmp_path, caplog
     assert main(["report", str(tmp_path)]) == 0
     rows = table((tmp_path / "report" / "report.md").read_text(), "Selected settings")
     selected = dict(zip(rows[0], rows[2], strict=True))["selected"]
-    assert selected == "lr=1 (older than its candidates: lr=4 has 0.75)"
+    edge = "edge of the grid: lr=1 is the smallest of 2"
+    assert selected == f"lr=1 (older than its candidates: lr=4 has 0.75; {edge})"
     assert "lr=4 has 0.75; run the sweep again" in caplog.text
     # Not once it is removed from the sweep.
     names = ["search/a/lr=1", "search/a/lr=2", "final/0", "final/1"]
     write(tmp_path, sweep={"jobs": names})
     assert main(["report", str(tmp_path)]) == 0
     rows = table((tmp_path / "report" / "report.md").read_text(), "Selected settings")
-    assert dict(zip(rows[0], rows[2], strict=True))["selected"] == "lr=1"
+    assert dict(zip(rows[0], rows[2], strict=True))["selected"] == (
+        "lr=1 (edge of the grid: lr=1 is the smallest of 2)"
+    )
     # A table of a metric that only the candidates have shows them.
     asked = "--table=rows=optimizer.learning_rate,columns=dataset,metric=eval/dev/accuracy_top1"
     assert main(["report", str(tmp_path), asked]) == 0
@@ -369,7 +374,7 @@ def test_a_report_loads_nothing_and_does_not_show_where_its_runs_were_stored(rep
     page = (report / "report.html").read_text()
     assert not re.search(r"https?:|@import|<link|src=|url\((?!#)", page)
     assert '"hostname"' not in page
-    for name in ("runs.csv", "tables.csv", "report.md", "report.html"):
+    for name in ("runs.csv", "tables.csv", "tables.tex", "report.md", "report.html"):
         assert "secret" not in (report / name).read_text(), name
     rows = csv.DictReader((report / "runs.csv").read_text().splitlines())
     assert all(row["folder"].startswith(("transfer/jobs/", "jobs/")) for row in rows)

@@ -9,18 +9,19 @@ import optax
 import pytest
 from flax import nnx
 from own_code import own_code  # noqa: F401
+from shared_programs import stop_after
 from task_runs import digits_config
 
 import vit_jax
 from vit_jax.config.run import Config
 from vit_jax.config.task import TaskConfig, TaskName
 from vit_jax.data.device import to_unit_range
-from vit_jax.errors import PluginError
+from vit_jax.errors import PluginError, UserError
 from vit_jax.run.metrics import read_metrics
 from vit_jax.schema import option
 from vit_jax.tasks.image_task import LabelTask
 from vit_jax.train.loop import train
-from vit_jax.train.signals import StopSignals
+from vit_jax.train.signals import Stopped, StopSignals
 
 pytestmark = pytest.mark.usefixtures("own_code")
 
@@ -88,6 +89,46 @@ def test_a_copy_of_ours_from_outside_trains_to_the_same_numbers(config, tmp_path
     saved = json.loads((tmp_path / "b" / "config.json").read_text())
     assert saved["hooks"] == {"collect": {"every_steps": 2, "spoil": True}}
     assert saved["loss"]["name"] == "ours"
+
+
+def test_a_metric_of_your_own_is_measured_and_one_that_fails_stops_before_training(
+    config, tmp_path
+):
+    @vit_jax.register_metric(direction="higher")
+    def share_right(logits, labels):
+        return (logits.argmax(1) == labels).mean()
+
+    @vit_jax.register_metric(direction="higher")
+    def broken(logits, labels):
+        return logits[labels.max() + len(logits)]
+
+    evaluation = {"metrics": ["share_right"], "interval_steps": None}
+    result = train(changed(config, evaluation=evaluation), tmp_path / "run", StopSignals())
+    assert result["eval/test/share_right"] == result["eval/test/accuracy_top1"]
+    wrong = changed(config, evaluation={**evaluation, "metrics": ["broken"]})
+    with pytest.raises(PluginError, match=r"metric 'broken' .*IndexError"):
+        train(wrong, tmp_path / "wrong", StopSignals())
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_source_whose_length_changes_does_not_resume(config, tmp_path, monkeypatch):
+    length = 64
+
+    @vit_jax.register_source
+    def squares(data_dir, split):
+        return [(np.full((8, 8, 3), i, np.uint8), i % 10) for i in range(length)]
+
+    data = {"source": "squares", "num_classes": 10, "global_batch_size": 16}
+    run = changed(config, data=data, evaluation={"splits": {}, "interval_steps": None})
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        train(run, tmp_path / "run", stop_after(2, patch))
+    length = 65
+    with pytest.raises(UserError, match="the dataset"):
+        train(run, tmp_path / "run", StopSignals())
+    length = 64
+    train(run, tmp_path / "run", StopSignals())
+    names = json.loads((tmp_path / "run" / "env.json").read_text())["plugins"]
+    assert __name__.partition(".")[0] in names
 
 
 def test_an_error_in_a_hook_is_one_line_with_its_place(config, tmp_path):

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from vit_jax.errors import DataError, ModelError
-from vit_jax.models.family import ImageModel, check_images
+from vit_jax.models.family import ImageModel, as_images
 
 
 def map_batches(
@@ -53,8 +53,7 @@ def map_attention(
     Returns:
         The function's values with a leading axis over the layers, and the encoded tokens.
     """
-    check_images(images, model.image_size)
-    x, values = model.embed(model.patches(images)), []
+    x, values = model.embed(model.patches(as_images(images, model.image_size))), []
     for layer in range(model.num_layers):
         x, found = model.encode(x, span=(layer, layer + 1), capture=("attention_weights",))
         values.append(function(found["attention_weights"][0]))

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from vit_jax.data.any_image import read_user_file
 from vit_jax.data.decode import ImageData
 from vit_jax.data.image_formats import is_image, no_images_error, unread_formats
-from vit_jax.data.preprocess import read_user_file
 from vit_jax.data.sources import Source, class_count
 from vit_jax.errors import DataError
 from vit_jax.storage.files import files_below

@@ -22,7 +22,7 @@ from typing import Any
 
 import pydantic
 
-from vit_jax.config.data import DataConfig
+from vit_jax.config.data import data_class
 from vit_jax.config.file import load_config
 from vit_jax.config.keys import ConfigKey, config_keys, find_keys, value_text
 from vit_jax.config.run import Config
@@ -90,7 +90,7 @@ def _with_all_classes(model: type[ModelConfig]) -> type[Section]:
         return pydantic.create_model(cls.__name__, __base__=cls, **fields)
 
     augment = changed(augment_class({}), crop=(crop, {}))
-    data = changed(DataConfig, augment=(augment, {}))
+    data = changed(data_class({}), augment=(augment, {}))
     return changed(
         Config, model=(model, ...), task=(task, {}), loss=(loss | None, None), data=(data, ...)
     )

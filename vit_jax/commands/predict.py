@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_model
-from vit_jax.data.class_names import spare_name
 from vit_jax.data.image_formats import counted, is_image, no_images_error, unread_formats
-from vit_jax.errors import DataError, NonFiniteError, WeightsError
+from vit_jax.errors import DataError, WeightsError
 from vit_jax.shown_log import without_info_log
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OVERRIDES = "--model."
-_IMAGENET = Path(__file__).resolve().parents[1] / "interop" / "imagenet2012_classes.txt"
-# Images per call of the model, so that a folder is not classified one by one.
-_BATCH_SIZE = 32
 
 # Name of an image, and its best classes with their probabilities.
 _Found = tuple[str, list[tuple[str, float]]]
@@ -76,7 +72,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise WeightsError(
             f"{args.model} has no head", "a model with classes", "use a fine-tuned one"
         )
-    names = _class_names(args.classes, model.class_names, model.num_classes)
+    names = _class_names(args.classes, model)
     height, width = model.image_size
     if height != width:
         raise WeightsError(f"image size {height}x{width}", "a square image", "give --image_size")
@@ -125,15 +121,14 @@ def _classify(
         DataError: an image that the user has named cannot be read.
         NonFiniteError: the model's output is not finite.
     """
-    import jax
     import numpy as np
 
-    from vit_jax.data.preprocess import Preprocess, read_user_file
+    from vit_jax.classify import BATCH_SIZE, not_finite, probabilities
+    from vit_jax.data.any_image import read_user_file
+    from vit_jax.data.preprocess import Preprocess
 
     view = dataclasses.replace(model.view, crop=args.crop or model.view.crop)
     preprocess = Preprocess(model.image_size, **dataclasses.asdict(view))
-    probabilities = jax.jit(lambda pixels: jax.nn.softmax(model.model(pixels)))
-    size = min(_BATCH_SIZE, len(images))
 
     def pixels_of(image: tuple[str, Path, bool]) -> "np.ndarray | None":
         name, path, is_named = image
@@ -146,45 +141,34 @@ def _classify(
                 return None
             raise DataError(got, error.expected, "give another file") from None
 
-    for start in range(0, len(images), size):
-        read = [(image[0], pixels_of(image)) for image in images[start : start + size]]
+    for start in range(0, len(images), BATCH_SIZE):
+        read = [(image[0], pixels_of(image)) for image in images[start : start + BATCH_SIZE]]
         batch = [(name, pixels) for name, pixels in read if pixels is not None]
         if not batch:
             continue
-        pixels = np.zeros((size, *batch[0][1].shape), np.float32)
-        pixels[: len(batch)] = [made for _, made in batch]
-        scores = np.asarray(probabilities(pixels / np.float32(127.5) - 1))
-        for (name, _), row in zip(batch, scores, strict=False):
+        scores = probabilities(model.model, [pixels for _, pixels in batch])
+        for (name, _), row in zip(batch, scores, strict=True):
             if not np.isfinite(row).all():
-                raise NonFiniteError(
-                    f"{name}: the model's output is NaN or infinite",
-                    "finite numbers",
-                    "check the weights, e.g. that they are not damaged",
-                )
+                raise not_finite(name)
             yield name, [(names[i], float(row[i])) for i in np.argsort(-row)[: args.top]]
 
 
-def _class_names(
-    file: Path | None, known: tuple[str, ...] | None, num_classes: int
-) -> tuple[str, ...]:
-    """Returns class names: from the given file, from the weights, of ImageNet, or numbers."""
-    if file is not None:
-        from vit_jax.data.preprocess import read_user_file
+def _class_names(file: Path | None, model: "Loaded") -> tuple[str, ...]:
+    """Returns class names: from the given file, or those of the model."""
+    from vit_jax.classify import class_names_of
+    from vit_jax.data.any_image import read_user_file
 
-        expected = "a text file with one class name per line"
-        names = tuple(read_user_file(file, expected).decode(errors="replace").splitlines())
-        if len(names) != num_classes:
-            raise DataError(
-                f"{file} has {len(names)} lines",
-                f"a name for each of {num_classes} classes",
-                "give another file",
-            )
-        return names
-    if known is not None:
-        return known
-    if num_classes == 1000:
-        return tuple(_IMAGENET.read_text(encoding="utf-8").splitlines())
-    return tuple(map(spare_name, range(num_classes)))
+    if file is None:
+        return class_names_of(model.model, model.num_classes)
+    expected = "a text file with one class name per line"
+    names = tuple(read_user_file(file, expected).decode(errors="replace").splitlines())
+    if len(names) != model.num_classes:
+        raise DataError(
+            f"{file} has {len(names)} lines",
+            f"a name for each of {model.num_classes} classes",
+            "give another file",
+        )
+    return names
 
 
 def _print(found: Iterator[_Found], chosen: str, top: int) -> None:

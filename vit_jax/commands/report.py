@@ -145,6 +145,7 @@ def _markers(path: Path) -> list[tuple[str, str | None]]:
 
 def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     from vit_jax.report.content import make_report
+    from vit_jax.report.latex import tables_tex
     from vit_jax.report.page import html_page
     from vit_jax.report.runs import read_runs
     from vit_jax.report.tables import scores_csv
@@ -159,6 +160,7 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
             content = make_report(found, request, local)
             for name, frame in (("runs", content.csv), ("tables", scores_csv(content.scores))):
                 _write(local / f"{name}.csv", frame.to_csv(index=False, lineterminator="\r\n"))
+            _write(local / "tables.tex", tables_tex(content.scores))
             _write(local / "report.html", html_page(content, folder))
             parts = [f"# {content.title}", content.question, content.markdown(Path())]
             _write(local / "report.md", "\n\n".join(part for part in parts if part))
@@ -177,7 +179,7 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
     _print_tables(content.scores)
     print(content.summary)
     print(
-        f"{folder / 'report.html'}, report.md, runs.csv, tables.csv and "
+        f"{folder / 'report.html'}, report.md, runs.csv, tables.csv, tables.tex and "
         f"{len(content.pictures)} pictures in the same folder"
     )
 

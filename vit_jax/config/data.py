@@ -1,13 +1,28 @@
 """Config sections of the data: dataset, reading and augmentation."""
 
-from typing import Annotated, Any, Literal
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+
+import pydantic
 
 from vit_jax.config.captions import CaptionsConfig
 from vit_jax.data.augment import AugmentConfig, augment_class
 from vit_jax.errors import ConfigError
+from vit_jax.own_functions import FromFunction, own_function, owner_of, section_of_function
+from vit_jax.registry import NameIn, Registry
 from vit_jax.schema import ChosenBy, Section, option, section
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 SourceKind = Literal["tfds", "folder", "csv", "captioned"]
+SOURCES: Registry["type[Section]"] = Registry(kind="source")
+for _kind in (*get_args(SourceKind), "passed"):
+    SOURCES.add(_kind, Section, "vit_jax.data.sources")  # They have no options of their own.
+if TYPE_CHECKING:
+    SourceName = str
+else:
+    SourceName = Annotated[str, NameIn(SOURCES)]
 LabelRule = Literal[
     "clevr_count", "clevr_distance", "dsprites_location", "dsprites_orientation", "kitti_distance"
 ]
@@ -81,14 +96,15 @@ class SubsetConfig(Section):
 class DataConfig(Section):
     """The dataset, and options for reading it."""
 
-    source: SourceKind = option("tfds")
+    source: SourceName = option("tfds")
     """Kind of dataset: TFDS-prepared data, a folder of images (one subfolder or tar file per
-    class), a list of images (csv: a CSV, TSV or JSONL file of path and label), or images with
-    captions (such a file, or tar files in WebDataset's layout, see `data.sources.captioned`).
+    class), a list of images (csv: a CSV, TSV or JSONL file of path and label), images with captions
+    (captioned: such a file, or tar files in WebDataset's layout, see `data.sources.captioned`), or
+    one of your own (`vit_jax.register_source`). passed: what `vit_jax.fit` was given.
     """
     name: str = option()
     """TFDS name, e.g. "cifar10", "imagenet2012:5.1.0", or a bundled one ("digits"); any name for
-    folder and csv.
+    other sources.
     """
     data_dir: str | None = option(None, changes_result=False)
     """Folder of TFDS-prepared data (None: TFDS_DATA_DIR or ~/tensorflow_datasets), the folder
@@ -122,7 +138,7 @@ class DataConfig(Section):
     """
     antialias: bool = option(True)
     """Whether shrinking an image averages over all its pixels, see `data.resize`."""
-    augment: Annotated[AugmentConfig, ChosenBy(augment_class)] = section(
+    augment: Annotated[AugmentConfig, ChosenBy(augment_class, by_name=False)] = section(
         lambda: augment_class({})()
     )
     repeats: int = option(1, at_least=1)
@@ -176,3 +192,79 @@ class DataConfig(Section):
                 "leave it out",
                 key="label_rule",
             )
+
+
+class SourceConfig(FromFunction, Section):
+    """Options of a source of your own."""
+
+
+class _WithOwnSources(DataConfig):
+    """The data section where there are sources of your own: each has a key, its section."""
+
+    def __init__(self, **values: Any):
+        source = values.get("source")
+        if source in _own_sources() and values.get(source) is None:
+            values[source] = {}
+        super().__init__(**values)
+
+    def check(self) -> None:
+        super().check()
+        for name in type(self).model_fields.keys() & _own_sources():
+            if name != self.source and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"is set with data.source={self.source}",
+                    f"the options of {self.source}",
+                    f"set data.source={name}, or data.{name}=false",
+                    key=name,
+                )
+
+
+def register_source(function: F) -> F:
+    """Registers a dataset; use it as a decorator.
+
+    The function's name is a value of `data.source`. Its keyword-only parameters are keys
+    `data.NAME.KEY`, like those of a loss (`register_loss`). It is called for each split that a
+    split string such as "train[:90%]" names.
+
+    Args:
+        function: (data_dir, split, *, keys) -> the examples of a split: an object with a length
+            whose [i] is a pair of an image and a label, the same pair each time. The image is the
+            content of an image file (bytes), pixels u8[H, W, 3], or a PIL image; the label is the
+            number of its class. Its attribute `class_names`, if it has one, names the classes; else
+            set `data.num_classes`. Its attribute `labels` i[N], if it has one, saves reading all
+            examples for weights of classes and subsets. Threads read it; reader processes
+            (`data.num_workers`) get a pickled copy. `data_dir` is `data.data_dir`, a str or None.
+
+    Returns:
+        The function, unchanged.
+
+    Raises:
+        PluginError: parameters that cannot be keys, or a name that another module has registered.
+
+    >>> @register_source  # doctest: +SKIP
+    ... def slides(data_dir, split, *, magnification: int = 20):
+    ...     return Slides(f"{data_dir}/{split}", magnification)
+    """
+    own = own_function("source", function, ("data_dir", "split"))
+    if hasattr(DataConfig, own.name) or own.name in DataConfig.model_fields:
+        raise own.error("has the name of a part of data", "another name", "rename it")
+    SOURCES.add(own.name, section_of_function(own, SourceConfig), owner_of(function))
+    return function
+
+
+def _own_sources() -> dict[str, type[Section]]:
+    return {name: cls for name, cls in SOURCES.items() if cls is not Section}
+
+
+def data_class(section: Mapping[str, Any]) -> type[DataConfig]:
+    """Returns the class of the section `data`, with a key for each source of your own."""
+    SOURCES.knows(section.get("source"))  # Loads installed plugins if it is unknown.
+    return _class_with(tuple(_own_sources().items()))
+
+
+@functools.cache
+def _class_with(sources: tuple[tuple[str, type[Section]], ...]) -> type[DataConfig]:
+    if not sources:
+        return DataConfig
+    fields: Any = {name: (cls | None, section(lambda: None)) for name, cls in sources}
+    return pydantic.create_model("DataConfig", __base__=_WithOwnSources, **fields)

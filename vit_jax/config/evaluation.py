@@ -1,8 +1,17 @@
 """The config section of evaluation."""
 
+from typing import TYPE_CHECKING, Annotated, Any
+
 from vit_jax.config.durations import check_duration
 from vit_jax.errors import ConfigError
+from vit_jax.registry import NameIn, Registry
 from vit_jax.schema import Section, option
+
+METRICS: Registry[Any] = Registry("vit_jax.evaluation.metrics", "metric")
+if TYPE_CHECKING:
+    MetricName = str
+else:
+    MetricName = Annotated[str, NameIn(METRICS)]
 
 
 class EvaluationConfig(Section):
@@ -29,6 +38,11 @@ class EvaluationConfig(Section):
     """Also compute the accuracy of each class and their mean, a confusion matrix in report/, and
     for two classes the area under the ROC curve. None: if the data are a folder of images
     (data.source=folder) with at most 100 classes.
+    """
+
+    metrics: tuple[MetricName, ...] = option((), changes_result=False)
+    """Other metrics of the predictions on each split, by their names: those of
+    `evaluation/metrics`, and your own (`vit_jax.register_metric`).
     """
 
     def check(self) -> None:

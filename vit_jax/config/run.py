@@ -8,7 +8,7 @@ of the package reads only these frozen sections, never raw dictionaries.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from vit_jax.config.data import DataConfig
+from vit_jax.config.data import DataConfig, data_class
 from vit_jax.config.durations import check_duration
 from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.evaluation import EvaluationConfig
@@ -85,7 +85,7 @@ class Config(Section):
     seed: int = option(0, at_least=0, below=2**32)
     """All randomness derives from this seed, a stream name and the step."""
     model: Annotated[ModelConfig, ChosenBy(_options_class)] = section()
-    data: DataConfig = section()
+    data: Annotated[DataConfig, ChosenBy(data_class, by_name=False)] = section()
     flexible: FlexibleConfig = section(FlexibleConfig)
     optimizer: OptimizerConfig = section()
     train_steps: int | None = option(None, at_least=1, below=2**31)
@@ -120,7 +120,7 @@ class Config(Section):
     early_stopping: EarlyStoppingConfig = section(EarlyStoppingConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig, changes_result=False)
     logging: LoggingConfig = section(LoggingConfig, changes_result=False)
-    hooks: Annotated[HooksConfig, ChosenBy(hooks_class)] = section(
+    hooks: Annotated[HooksConfig, ChosenBy(hooks_class, by_name=False)] = section(
         lambda: hooks_class({})(), changes_result=False
     )
     profile: ProfileConfig = section(ProfileConfig, changes_result=False)
@@ -194,6 +194,7 @@ class Config(Section):
             return
         metrics = ["accuracy_top1", "accuracy_top5", "loss"]
         metrics += ["accuracy_per_class_mean"] if self.measures_classes() else []
+        metrics += self.evaluation.metrics
         known = {f"eval/{split}/{m}" for split in self.evaluation.splits for m in metrics}
         if metric not in known:
             raise ConfigError(

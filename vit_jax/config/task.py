@@ -58,6 +58,9 @@ class TaskConfig(Section):
             if reason is not None:
                 key = f"data.augment.{name}"
                 raise ConfigError(f"is on with {reason}", "false", f"set {key}=false", key=key)
+        if not self.reads_loss:
+            reason = f"task {self.name}, which does not predict labels"
+            check_defaults(config, ("evaluation.metrics",), reason)
         if (config.data.captions.tokenizer is not None) != self.uses_captions:
             raise ConfigError(
                 f"is {config.data.captions.tokenizer!r} with task {self.name}",

@@ -2,23 +2,20 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from vit_jax.data.any_image import image_data
 from vit_jax.data.boxes import Box, eval_box
-from vit_jax.data.decode import ImageData, StoredImage, decode, rgb_pixels
+from vit_jax.data.decode import ImageData, decode
 from vit_jax.data.transforms import make_eval_transform
-from vit_jax.errors import DataError, FileError
+from vit_jax.errors import DataError
 from vit_jax.models.family import ImageModel
-from vit_jax.storage.files import LARGEST_IMAGE_BYTES, read_file
-from vit_jax.storage.paths import user_path
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_KINDS = "a PIL image, a uint8 array [H, W, 3], a path, or a list of these"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +56,19 @@ class Preprocess:
             DataError: something else, a file that is not an image, or a PIL image of 32 bits or
                 floating point, whose value of white is unknown.
         """
-        is_batch = isinstance(images, list | tuple) or getattr(images, "ndim", 3) == 4
-        listed: Sequence[Any] = images if is_batch else [images]
-        if not len(listed):
-            raise DataError("0 images", "at least one image", "pass at least one image")
-        pixels = np.stack([self.pixels(_image_data(image)) for image in listed])
+        pixels = np.stack(self.pixels_of_each(images))
         mean, deviation = (np.asarray(part, np.float32) for part in (self.mean, self.deviation))
         if (self.mean, self.deviation) == ((0.5,) * 3, (0.5,) * 3):
             return pixels.astype(np.float32) / np.float32(127.5) - 1  # As everywhere else.
         return (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
+
+    def pixels_of_each(self, images: Any) -> list[UInt8[np.ndarray, "H W 3"]]:
+        """Returns the pixels of one or several images, which are as for a call."""
+        is_batch = isinstance(images, list | tuple) or getattr(images, "ndim", 3) == 4
+        listed: Sequence[Any] = images if is_batch else [images]
+        if not len(listed):
+            raise DataError("0 images", "at least one image", "pass at least one image")
+        return [self.pixels(image_data(image)) for image in listed]
 
     def pixels(self, image: ImageData) -> UInt8[np.ndarray, "H W 3"]:
         """Returns a stored image, cropped and resized, before its normalisation."""
@@ -109,34 +110,3 @@ def preprocess_of(model: ImageModel) -> Preprocess:
 
 preprocess = preprocess_of
 """The same function, by the name that the package documents."""
-
-
-def _image_data(image: Any) -> ImageData:
-    """Returns the content of an image file, or the pixels of an image."""
-    if isinstance(image, str | Path):
-        path = user_path(str(image))
-        encoded = read_user_file(path)
-        try:
-            StoredImage(encoded)
-        except DataError as error:
-            raise DataError(f"{path}: {error.got}", error.expected, "give another file") from None
-        return encoded
-    if isinstance(image, Image.Image):
-        return rgb_pixels(image)
-    shape, dtype = getattr(image, "shape", None), getattr(image, "dtype", None)
-    if shape is None or dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
-        got = type(image).__name__ if shape is None else f"an array {dtype}{list(shape)}"
-        raise DataError(f"{got} as an image", _KINDS, "convert it")
-    return np.asarray(image)
-
-
-def read_user_file(path: Path, expected: str = "an image file") -> bytes:
-    """Returns the content of a file of at most an image's size. DataError: it cannot be read."""
-    try:
-        return read_file(path, LARGEST_IMAGE_BYTES)
-    except FileError as error:
-        raise DataError(error.got, expected, error.fix) from None
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}", expected, "check the path"
-        ) from None

@@ -1,6 +1,6 @@
 """Exact metrics of classification: which are measured, and what an evaluation step returns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +8,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from vit_jax.config.evaluation import METRICS
 from vit_jax.errors import first_few
 from vit_jax.evaluation.by_class import ByClass, confusion_file
 from vit_jax.evaluation.correct import CorrectExamples, correct_file
 from vit_jax.evaluation.metric_totals import MetricTotals
-from vit_jax.evaluation.metrics import METRICS, LossFn, Metric, Predictions
+from vit_jax.evaluation.metrics import LossFn, Metric, Predictions
 
 _USUAL = ("loss", "accuracy_top1", "accuracy_top5")
 _BY_CLASS = ("accuracy_per_class_mean", "roc_auc")
 
 
-def prediction_metrics(num_classes: int, *, by_class: bool = False) -> dict[str, Metric]:
+def prediction_metrics(
+    num_classes: int, others: Sequence[str] = (), *, by_class: bool = False
+) -> dict[str, Metric]:
     """Returns name -> metric, of those that are measured for predictions of so many classes."""
-    found = {name: METRICS[name]() for name in (*_USUAL, *(_BY_CLASS if by_class else ()))}
+    names = (*_USUAL, *(_BY_CLASS if by_class else ()), *others)
+    found = {name: METRICS[name]() for name in names}
     return {name: metric for name, metric in found.items() if metric.applies(num_classes)}
 
 

@@ -8,7 +8,8 @@ import contextlib
 import math
 from typing import Literal
 
-from vit_jax.evaluation.metrics import METRICS, MetricKind
+from vit_jax.config.evaluation import METRICS
+from vit_jax.evaluation.metrics import MetricKind
 
 _CLASS = "accuracy_class/"
 

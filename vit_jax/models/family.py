@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -17,6 +18,8 @@ from vit_jax.errors import ModelError
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.stacking import Stack
 
+# Values normalised by any usual mean and deviation are smaller.
+_LARGEST_PIXEL = 20
 # Default image size in pixels: of small models (Mini, Micro, Nano, Pico), and of all others.
 SMALL_IMAGE_SIZE = 32
 IMAGE_SIZE = 224
@@ -144,7 +147,6 @@ class ImageModel(nnx.Module):
         Raises:
             ModelError: images of another size, or a layer that the model does not have.
         """
-        images = jnp.asarray(images)
         chosen = tuple(self.known_layer(layer) for layer in layers)
         found = self.layer_outputs(images, frozenset(chosen)) if chosen else {}
 
@@ -274,8 +276,23 @@ def check_image_size(image_size: tuple[int, int], multiple: int, what: str) -> N
     )
 
 
-def check_images(images: jax.Array, image_size: tuple[int, int] | None) -> None:
-    """Raises ModelError unless images are float [B, H, W, 3] of `image_size`; None: of any size."""
+def as_images(images: Any, image_size: tuple[int, int] | None) -> jax.Array:
+    """Returns images as an array, float [B, H, W, 3] of `image_size`; None: of any size.
+
+    Raises:
+        ModelError: something else, or values far from [-1, 1].
+    """
+    given = images
+    try:
+        if not hasattr(given, "dtype"):
+            given = np.array(given if isinstance(given, list | tuple) else str(given), np.float32)
+        images = jnp.asarray(given)
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"{type(given).__name__} as images",
+            "a floating-point array in [-1, 1]",
+            "call vit_jax.predict(model, FILES), or model(vit_jax.preprocess_of(model)(FILES))",
+        ) from None
     size = image_size or images.shape[1:3]
     if images.ndim != 4 or images.shape[1:] != (*size, 3):
         height, width = image_size or ("height", "width")
@@ -288,6 +305,16 @@ def check_images(images: jax.Array, image_size: tuple[int, int] | None) -> None:
         raise ModelError(
             f"images of type {images.dtype}", "floating point in [-1, 1]", "use x / 127.5 - 1"
         )
+    is_known = not isinstance(images, jax.core.Tracer) and images.is_fully_addressable
+    pixels = given if isinstance(given, np.ndarray) else images
+    largest = float(abs(pixels).max(initial=0)) if is_known else 0.0
+    if largest > _LARGEST_PIXEL:
+        raise ModelError(
+            f"images with values up to {largest:g}",
+            "values in [-1, 1]",
+            "use x / 127.5 - 1 for values of 0 to 255",
+        )
+    return images
 
 
 def _shape_fix(shape: tuple[int, ...]) -> str:

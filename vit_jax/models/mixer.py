@@ -23,8 +23,8 @@ from vit_jax.models.family import (
     Family,
     ImageModel,
     Layer,
+    as_images,
     check_image_size,
-    check_images,
     check_intermediates,
     override_sizes,
     with_intermediates,
@@ -193,8 +193,7 @@ class Mixer(ImageModel):
         over the blocks "token_mixing_output", "channel_mixing_output" and "block_output"
         [L, B, N, D]. A key turns stochastic depth on.
         """
-        images = jnp.asarray(images)
-        check_images(images, self.image_size)
+        images = as_images(images, self.image_size)
         check_intermediates(return_intermediates, INTERMEDIATES)
         embedded = self.patch_embedding(images)
         x, found = self._blocks(embedded, key, return_intermediates)
@@ -210,7 +209,7 @@ class Mixer(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        check_images(images, self.image_size)
+        images = as_images(images, self.image_size)
         x, done, found = self.patch_embedding(images), 0, {}
         for number in sorted(layer for layer in layers if isinstance(layer, int)):
             if number > done:

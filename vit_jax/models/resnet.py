@@ -19,7 +19,7 @@ from vit_jax.models.family import (
     Family,
     ImageModel,
     Layer,
-    check_images,
+    as_images,
     check_intermediates,
     with_intermediates,
 )
@@ -374,7 +374,7 @@ class ResNet(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        check_images(images, self.image_size if self.pooling == "flatten" else None)
+        images = as_images(images, self.image_size if self.pooling == "flatten" else None)
         names = {number: self.trunk.names[number] for number in layers if isinstance(number, int)}
         maps = self.trunk(images, frozenset(names.values()))
         return {number: maps[name] for number, name in names.items()}
@@ -395,8 +395,7 @@ class ResNet(ImageModel):
         normalised, "pre_logits" is [B, F]. The key is not used, because a ResNet has no dropout.
         """
         del key
-        images = jnp.asarray(images)
-        check_images(images, self.image_size if self.pooling == "flatten" else None)
+        images = as_images(images, self.image_size if self.pooling == "flatten" else None)
         check_intermediates(return_intermediates, self.intermediates)
         maps = self.trunk(images)
         encoded = self.final_norm(list(maps.values())[-1])

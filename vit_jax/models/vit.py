@@ -15,7 +15,7 @@ from vit_jax.models.embedding import PatchEmbedding, build_table
 from vit_jax.models.family import (
     ImageModel,
     Layer,
-    check_images,
+    as_images,
     check_intermediates,
     with_intermediates,
 )
@@ -136,8 +136,7 @@ class ViT(ImageModel):
             key: turns dropout and stochastic depth on; without it the model is deterministic.
             return_intermediates: names from `intermediates`.
         """
-        images = jnp.asarray(images)
-        check_images(images, self.image_size)
+        images = as_images(images, self.image_size)
         check_intermediates(return_intermediates, self.intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         embedded = self.embed(self.patches(images), key=keys[0])
@@ -225,7 +224,7 @@ class ViT(ImageModel):
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
         """Returns the tokens after the first n blocks for each n, and maps of the stem by name."""
-        check_images(images, self.image_size)
+        images = as_images(images, self.image_size)
         maps = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
         outputs: dict[Layer, Array] = {}

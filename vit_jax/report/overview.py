@@ -16,7 +16,7 @@ from vit_jax.report.labels import format_value, natural_key
 from vit_jax.report.run import Run
 from vit_jax.report.runs import Runs
 from vit_jax.report.tables import Cell, Table, table_of
-from vit_jax.run.job_folder import last_log_lines
+from vit_jax.run.job_folder import edges_of_grid, last_log_lines
 from vit_jax.run.metrics import split_of
 
 log = logging.getLogger(__name__)
@@ -114,13 +114,16 @@ def _selection(
             folder.partition("/")[2],
             better,
         )
+    edges = edges_of_grid(chosen, list(scores))
+    marks = [f"older than its candidates: {better}"] if better else []
+    marks += [f"edge of the grid: {', '.join(edges)}"] if edges else []
     shared = {n for n in labels if all(run.labels.get(n) == labels[n] for run in runs.index)}
     described = ", ".join(format_value(labels[n]) for n in labels if n in shared - {"seed"})
     return {
         "final runs": described or folder.partition("/")[2],
         "selection split": split + (" (also reported!)" if split in reported else ""),
         "metric": metric,
-        "selected": chosen[start:] + (f" (older than its candidates: {better})" if better else ""),
+        "selected": chosen[start:] + (f" ({'; '.join(marks)})" if marks else ""),
         "score": format_value(selection.get("score")),
         "candidates": ", ".join(f"{name[start:]} {score}" for name, score in scores.items()),
         "seeds": ", ".join(map(format_value, sorted(runs["seed"], key=natural_key))),

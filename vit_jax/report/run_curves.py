@@ -6,7 +6,7 @@ from vit_jax.report.chart import Drawing, Panel, Trace
 from vit_jax.report.drawing import DPI, draw, plot_style
 from vit_jax.report.style import Palette
 from vit_jax.run.metrics import read_metrics, split_of
-from vit_jax.storage.files import write_through
+from vit_jax.storage.files import read_json, write_through
 
 
 def draw_curves(workdir: Path) -> Path:
@@ -18,8 +18,10 @@ def draw_curves(workdir: Path) -> Path:
         "top-1 accuracy": [name for name in names if name.endswith("/accuracy_top1")],
         "learning rate": ["train/learning_rate"],
     }
-    splits = {name: split_of(name) or "train" for lines in panels.values() for name in lines}
-    palette.add("split", ["train"])
+    mixed = (read_json(workdir / "config.json").get("data") or {}).get("augment") or {}
+    train = "train (mixed images)" if mixed.get("mix") else "train"
+    splits = {name: split_of(name) or train for lines in panels.values() for name in lines}
+    palette.add("split", [train])
     palette.add("split", splits.values())
     shown = []
     for title, lines in panels.items():

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vit_jax.config.evaluation import METRICS
 from vit_jax.errors import RunFolderError, UserError, first_few
+from vit_jax.plugins import missing_modules
 from vit_jax.report.labels import natural_key
 from vit_jax.report.run import COLUMNS, Run, flatten
 from vit_jax.report.run_files import SweepFile, read_optional
@@ -88,6 +90,7 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             run.name = path.relative_to(above).as_posix() if above else str(path)
     for run in runs.values():
         _link_ancestors(run, runs)
+    _warn_of_unknown_metrics(list(runs.values()))
     _fill_in_defaults([run for run in runs.values() if "model.name" in run.config])
     by_name = sorted(runs.values(), key=lambda run: natural_key(run.name))
     return Runs(by_name, sweeps, roots, tuple(left_out))
@@ -106,6 +109,23 @@ def _add_run(runs: dict[Path, Run], path: Path, name: str, left_out: list[Path])
     for problem in run.problems:
         log.warning("%s: %s", path, problem)
     runs[path.resolve()] = run
+
+
+def _warn_of_unknown_metrics(runs: Sequence[Run]) -> None:
+    """Warns of metrics from outside the package whose code is not loaded."""
+    seen = set[str]()
+    for run in runs:
+        names = run.config.get("evaluation.metrics") or ()
+        unknown = [n for n in names if n not in seen and not METRICS.knows(n)]
+        seen.update(unknown)
+        for name in unknown:
+            options = " ".join(f"--plugin={module}" for module in missing_modules(run.path))
+            log.warning(
+                "%s: larger values of %r are taken to be better, because its code is not loaded%s",
+                run.path,
+                name,
+                options and f"; add {options} if you trust it",
+            )
 
 
 def _folder_above(paths: Sequence[Path]) -> Path | None:

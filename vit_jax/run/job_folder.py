@@ -202,6 +202,36 @@ def read_progress(folder: Path) -> tuple[int, int | None, dict[str, float]]:
     return step, int(totals[-1].replace(",", "")) if totals else None, scores
 
 
+def edges_of_grid(chosen: str, candidates: Sequence[str]) -> list[str]:
+    """Returns what a candidate's name has at the edge of the values that were tried.
+
+    >>> edges_of_grid("rate=0.1,depth=2", ["rate=0.1,depth=2", "rate=0.01,depth=2"])
+    ['rate=0.1 is the largest of 2']
+    """
+    tried: dict[str, set[float]] = {}
+    for name in candidates:
+        for key, value in _numbers_in(name).items():
+            tried.setdefault(key, set()).add(value)
+    found = []
+    for key, value in _numbers_in(chosen).items():
+        values = tried.get(key, set())
+        if len(values) > 1 and value in (min(values), max(values)):
+            which = "smallest" if value == min(values) else "largest"
+            found.append(f"{key}={value:g} is the {which} of {len(values)}")
+    return found
+
+
+def _numbers_in(name: str) -> dict[str, float]:
+    """Returns key -> value of the parts "key=value" of a candidate's name that are numbers."""
+    pairs = [part.partition("=") for part in name.rpartition("/")[2].split(",")]
+    found = {}
+    for key, equals, value in pairs:
+        with contextlib.suppress(ValueError):
+            if equals:
+                found[key] = float(value)
+    return found
+
+
 def _log(folder: Path) -> str:
     """Returns the end of the log of a job's latest attempt."""
     return _tail(local_folder(folder) / "log.txt") or _tail(folder / "log.txt")

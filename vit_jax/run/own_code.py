@@ -19,6 +19,8 @@ def own_code(config: Config) -> list[str]:
         "optimizer": [config.optimizer.name],
         "model family": [family_of(model.name).name for model in towers if model is not None],
         "hook": config.hooks.on,
+        "source": [config.data.source],
+        "metric": config.evaluation.metrics,
     }
     owners = {
         REGISTRIES[kind].owner(name)

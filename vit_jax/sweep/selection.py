@@ -167,7 +167,7 @@ def _check_candidate(selection: Selection, name: str, config: Config) -> None:
             else f"set evaluation.splits.{name} in their config",
         )
     metric = selection.metric.removeprefix(f"eval/{name}/")
-    known = config.task.accuracies
+    known = (*config.task.accuracies, *config.evaluation.metrics)
     if known and metric not in (*known, "loss") and not metric.startswith("accuracy_class/"):
         raise SweepError(
             f"{where} uses {selection.metric!r}, which task {config.task.name} does not measure",

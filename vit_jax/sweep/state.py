@@ -20,7 +20,14 @@ from vit_jax.run.environment import (
     read_environments,
 )
 from vit_jax.run.find import SUPERSEDED
-from vit_jax.run.job_folder import Attempt, is_running, read_all, read_attempt, read_optional_json
+from vit_jax.run.job_folder import (
+    Attempt,
+    edges_of_grid,
+    is_running,
+    read_all,
+    read_attempt,
+    read_optional_json,
+)
 from vit_jax.run.result import read_result
 from vit_jax.schema import differences
 from vit_jax.storage.files import move_tree, write_json
@@ -237,6 +244,8 @@ def _select(
         return []
     score = f"{choice['metric']} {choice['score']:.4f}"
     say(f"{selection.name}: selected {choice['chosen']} of {len(candidates)} by {score}")
+    for edge in edges_of_grid(choice["chosen"], [candidate.name for candidate in candidates]):
+        say(f"{selection.name}: {edge} values that were tried; try one beyond it")
     plan.jobs.update({name: jobs[name] for name in selection.final_names})
     for name, why in superseded.items():
         target = _unused(plan.folder / SUPERSEDED / name)

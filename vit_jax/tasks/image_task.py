@@ -53,7 +53,7 @@ class LabelTask(ImageTask):
         super().__init__(config, data, platform=platform, num_outputs=data.num_classes)
         self.label_loss = config.label_loss
         self.eval_loss = config.label_loss.replace(label_smoothing=0.0)
-        self.metrics = prediction_metrics(self.num_outputs)
+        self.metrics = prediction_metrics(self.num_outputs, config.evaluation.metrics)
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         return self.augment({"image": batch["image"], "label": batch["label"]}, step)

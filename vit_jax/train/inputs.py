@@ -23,6 +23,7 @@ from vit_jax.data.sources import (
 from vit_jax.errors import ConfigError, DataError
 from vit_jax.evaluation.classification import prediction_metrics
 from vit_jax.evaluation.frozen import FrozenEvaluator
+from vit_jax.evaluation.metrics import OwnMetric
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.kernel_check import check_kernel
@@ -129,11 +130,18 @@ def count_classes(config: Config, source: Source, num_classes: int) -> Int[np.nd
 
 
 def check_metrics(config: Config, num_classes: int) -> None:
-    """Raises ConfigError if a run chooses by a metric that it does not measure."""
-    metric = config.early_stopping.metric
-    if metric is None or "accuracy_per_class_mean" not in config.task.accuracies:
+    """Raises an error for a metric that fails, or that a run chooses by but does not measure."""
+    if not config.task.reads_loss:
         return
-    measured = prediction_metrics(num_classes, by_class=config.measures_classes(num_classes))
+    measured = prediction_metrics(
+        num_classes, config.evaluation.metrics, by_class=config.measures_classes(num_classes)
+    )
+    for own in measured.values():
+        if isinstance(own, OwnMetric):
+            own.try_out(num_classes)
+    metric = config.early_stopping.metric
+    if metric is None:
+        return
     if metric.rpartition("/")[2] not in measured:
         top5 = metric.endswith("top5")
         raise ConfigError(

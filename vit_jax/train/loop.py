@@ -156,7 +156,7 @@ def _run_steps(
             session.checkpoints.check()
             if stopping or saves.is_due(step):
                 with step_log.paused():  # It has read all metrics: only finite states are saved.
-                    saves.save(step, state)
+                    saves.save(step, state, step_log.sums)
             # A run whose last step is saved and evaluated has nothing left to stop.
             if stopping and not (session.is_last(step) and evaluations.is_complete(step)):
                 saves.wait()

@@ -1,6 +1,7 @@
 """Saves checkpoints at intervals, after the best evaluation, and at the end."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config.durations import duration_in_steps, is_due, next_due
@@ -39,8 +40,8 @@ class Saves:
         total = self._session.program.total_steps
         return min(next_due(step, self._interval) or total, total)
 
-    def save(self, step: int, state: TrainState) -> None:
-        """Starts to save a state, unless it is saved."""
+    def save(self, step: int, state: TrainState, sums: Mapping[str, float]) -> None:
+        """Starts to save a state and the sums of the log, unless it is saved."""
         if self._saved == step:
             return
         session = self._session
@@ -51,7 +52,10 @@ class Saves:
             session.examples.flush()
             session.checkpoints.pinned = session.early_stopping.best_step
             session.checkpoints.save(
-                step, state, data=self._data(step), config=session.config.to_mapping()
+                step,
+                state,
+                data=self._data(step) | {"sums": sums},
+                config=session.config.to_mapping(),
             )
             self._saved = step
             blocked = time.perf_counter() - begin

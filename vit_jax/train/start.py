@@ -33,6 +33,7 @@ class Start:
     report: LoadReport | None = None  # None: the run does not start from other weights
     early_stopping: dict[str, Any] | None = None  # its saved state; None: a new run, or off
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    sums: Mapping[str, float] = dataclasses.field(default_factory=dict)  # see `StepLog.sums`
 
 
 def saved_items(program: Program) -> dict[str, Any]:
@@ -85,6 +86,7 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         found.data["elapsed_s"],
         early_stopping=found.data.get("early_stopping"),
         seconds=found.data.get("seconds", {}),
+        sums=found.data.get("sums", {}),
     )
 
 

@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 _STEPS_IN_FLIGHT = 2
 # A run has diverged if one of these is not finite. The update norm covers the new parameters.
 _FINITE = ("train/loss", "train/gradient_norm", "train/update_norm")
+# Logged as they are at a step; all others, the loss and the task's metrics, as means since the last
+# line of the log.
+_OF_ONE_STEP = (
+    "train/learning_rate", "train/gradient_norm", "train/parameter_norm", "train/update_norm",
+)  # fmt: skip
 
 
 class StepLog:
@@ -34,6 +39,7 @@ class StepLog:
         self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self._skipped = 0
         self._compile_time_s = 0.0
+        self._sums: collections.Counter[str] = collections.Counter(session.start.sums)
 
     def compile_steps(self) -> None:
         """Compiles a step for each size, and prints the sizes of the run and how long this took."""
@@ -53,11 +59,21 @@ class StepLog:
                 f"compiled in {seconds:.1f} s{cache}"
             )
             self._session.progress.print_line(f"step: {program.choice}")
+        if self._session.config.data.augment.operations("mix"):
+            self._session.progress.print_line(
+                "training images are mixed (data.augment.mix), so the training loss stays above"
+                " that of evaluation"
+            )
 
     @property
     def figures(self) -> dict[str, int]:
         """What result.json holds of the data: the number of bad examples, if there are any."""
         return {"skipped_examples": self._skipped} if self._skipped else {}
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """The sums of what is logged as means, and "steps", their number: a checkpoint has them."""
+        return dict(self._sums)
 
     def restart_clock(self) -> None:
         """Starts a new measurement of speed."""
@@ -106,10 +122,15 @@ class StepLog:
             self._check_finite(step, values)
             self._telemetry.count_step()
             self._session.account.step = step
+            self._sums.update(
+                {k: v for k, v in values.items() if k not in _OF_ONE_STEP} | {"steps": 1}
+            )
             self._session.progress.advance(step, values["train/loss"], self._telemetry.speed)
             interval = self._session.config.logging.interval_steps
             if step % interval == 0 or self._session.is_last(step):
-                self._write(step, values)
+                steps = self._sums.pop("steps")
+                self._write(step, values | {name: s / steps for name, s in self._sums.items()})
+                self._sums.clear()
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         values |= self._telemetry.read()

@@ -1,5 +1,5 @@
 """Code of a repository of its own; importing it registers what it defines."""
 
-from mylab import augmentations, bag, losses
+from mylab import augmentations, bag, losses, metrics, rotation, sources
 
-__all__ = ["augmentations", "bag", "losses"]
+__all__ = ["augmentations", "bag", "losses", "metrics", "rotation", "sources"]

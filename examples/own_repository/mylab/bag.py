@@ -14,8 +14,8 @@ from vit_jax.models.family import (
     Family,
     ImageModel,
     Layer,
+    as_images,
     check_image_size,
-    check_images,
     check_intermediates,
     override_sizes,
     with_intermediates,
@@ -96,14 +96,13 @@ class Bag(ImageModel):
         return_intermediates: tuple[str, ...] = (),
     ) -> Any:
         check_intermediates(return_intermediates, self.intermediates)
-        x = self.layer_outputs(jnp.asarray(images), frozenset({1}))[1]
+        x = self.layer_outputs(images, frozenset({1}))[1]
         logits, pre_logits = self.head(self.norm(x).mean(1, dtype=jnp.float32))
         return with_intermediates(logits, {"pre_logits": pre_logits}, return_intermediates)
 
     # Tokens [B, N, D] after each layer: model.features and linear probes read them.
     def layer_outputs(self, images: jax.Array, layers: frozenset[Layer]) -> dict[Layer, jax.Array]:
-        check_images(images, self.image_size)
-        patches = self.patch_embedding(images)
+        patches = self.patch_embedding(as_images(images, self.image_size))
         return {0: patches, 1: nnx.gelu(self.hidden(patches))}
 
     def final_norm(self, x: jax.Array) -> jax.Array:

@@ -1,10 +1,13 @@
-"""Facts about the family, the loss and the augmentation: python -m pytest tests."""
+"""Facts about what the package registers: python -m pytest tests."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from mylab.augmentations import noise
 from mylab.losses import focal
+from mylab.metrics import worst_class
+from mylab.rotation import all_turns
+from mylab.sources import shapes
 
 import vit_jax
 
@@ -28,3 +31,23 @@ def test_a_bag_does_not_know_where_its_patches_are():
     swapped = np.concatenate([image[:, 4:], image[:, :4]], axis=1)
     np.testing.assert_allclose(model(image), model(swapped), rtol=1e-4, atol=1e-5)
     assert np.abs(np.asarray(model(image))).max() > 0
+
+
+def test_shapes_are_the_same_each_time_and_have_two_colours():
+    train = shapes(None, "train", side=24)
+    image, label = train[1]
+    np.testing.assert_array_equal(image, shapes(None, "train", side=24)[1][0])
+    assert (len(train), image.shape, train.class_names[label]) == (600, (24, 24, 3), "disc")
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) == 2
+
+
+def test_the_worst_class_by_hand():
+    logits = np.array([[1, 0], [1, 0], [0, 1], [1, 0]])  # Predictions 0, 0, 1, 0.
+    assert worst_class(logits, np.array([0, 0, 1, 1])) == 0.5
+
+
+def test_four_turns_are_none():
+    image = jnp.arange(12.0).reshape(1, 2, 2, 3)
+    turned = all_turns(image, 4)
+    np.testing.assert_array_equal(turned[1][0, 0], image[0, :, 1])  # The right column, now on top.
+    np.testing.assert_array_equal(all_turns(turned[3], 2)[1], image)

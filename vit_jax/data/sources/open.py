@@ -6,10 +6,11 @@ from typing import Any
 
 from vit_jax.config.data import DataConfig
 from vit_jax.config.run import Config
-from vit_jax.data.sources.base import LABEL_ONLY, Source
+from vit_jax.data.sources.base import LABEL_ONLY, Source, check_features, without_label
 from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
 from vit_jax.data.sources.folder import FolderSource
 from vit_jax.data.sources.listing import list_images
+from vit_jax.data.sources.sequence import open_own_source, open_passed_source
 from vit_jax.data.sources.subset import take_subset
 from vit_jax.data.sources.tfds import TfdsSource
 from vit_jax.errors import DataError
@@ -46,6 +47,10 @@ def open_source(data: DataConfig, split: str, features: Sequence[str] | None = N
     given.
     """
     features = default_features(data) if features is None else features
+    own = getattr(data, data.source, None)
+    if own is not None or data.source == "passed":
+        check_features(without_label(features), (), data.name)
+        return open_own_source(own, data, split) if own else open_passed_source(data, split)
     keys = {"image_key": data.image_key, "label_key": data.label_key}
     if data.source == "tfds":
         return TfdsSource(

@@ -8,16 +8,18 @@ sums over the split (`value`).
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from vit_jax.registry import Registry
+from vit_jax.config.evaluation import METRICS
+from vit_jax.errors import PluginError
+from vit_jax.own_functions import OwnFunction, own_function, owner_of
 
-METRICS: Registry["type[Metric]"] = Registry(__name__, "metric")
+F = TypeVar("F", bound=Callable[..., Any])
 
 # What a batch adds to a metric: name -> array.
 Sums = dict[str, Array]
@@ -121,6 +123,106 @@ class Mean(Metric):
 def mean_sums(values: Shaped[Array, " M"], mask: Bool[Array, " M"]) -> Sums:
     """Returns what a batch adds to a `Mean`."""
     return {"sum": jnp.sum(values, where=mask), "count": jnp.sum(mask)}
+
+
+class OfAll(Metric):
+    """A metric that needs all predictions of a split at once, such as an area under a curve.
+
+    Every host keeps what `rows` returns of them.
+    """
+
+    def rows(self, predictions: Predictions) -> Mapping[str, Shaped[Array, "M ..."]]:
+        """Returns name -> what is kept of each prediction."""
+        raise NotImplementedError
+
+    def of_all(self, **rows: Any) -> float | None:
+        """Returns the metric of the rows of all predictions that count."""
+        raise NotImplementedError
+
+    def sums(self, predictions: Predictions) -> Sums:
+        return {**self.rows(predictions), "mask": predictions.mask}
+
+    def add(self, totals: Mapping[str, Any], sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        kept = {name: rows[sums["mask"]] for name, rows in sums.items() if name != "mask"}
+        return {name: [*totals.get(name, ()), rows] for name, rows in kept.items()}
+
+    def value(self, totals: Mapping[str, Any]) -> float | None:
+        return self.of_all(**{name: np.concatenate(rows) for name, rows in totals.items()})
+
+
+class OwnMetric(OfAll):
+    """A metric made of a registered function."""
+
+    own: ClassVar[OwnFunction]
+
+    def rows(self, predictions: Predictions) -> Mapping[str, Shaped[Array, "M ..."]]:
+        return {"logits": predictions.logits.astype("float32"), "labels": predictions.labels}
+
+    def of_all(self, logits: np.ndarray, labels: np.ndarray) -> float | None:
+        value = self.own(logits, labels)
+        try:
+            return None if value is None else float(value)
+        except (TypeError, ValueError):
+            raise self.own.error(
+                f"returned {value!r}"[:80], "a number, or None", "return one"
+            ) from None
+
+    def try_out(self, num_classes: int) -> None:
+        """Calls the function with made-up predictions, so that a mistake shows before training."""
+        labels = np.arange(2 * num_classes, dtype=np.int32)[:1000] % num_classes
+        shape = len(labels), num_classes
+        self.of_all(np.random.default_rng(0).normal(size=shape).astype(np.float32), labels)
+
+
+def register_metric(
+    *,
+    direction: str,
+    title: str = "",
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    unit: Literal["", "%"] = "",
+) -> Callable[[F], F]:
+    """Registers a metric of the predictions on a split; use it as a decorator with a direction.
+
+    `evaluation.metrics=["NAME"]` measures it on every evaluated split, as eval/SPLIT/NAME. Reports,
+    early stopping and selections of sweeps read its direction. Its intervals are over seeds. Before
+    a run starts, the function is tried on made-up predictions, in which all classes occur if there
+    are at most 1,000.
+
+    Args:
+        direction: "higher" or "lower", whichever is better.
+        title: its name in headings; "": made from the function's name.
+        bounds: smallest and largest value.
+        unit: "%" for a fraction that is shown in percent.
+
+    Returns:
+        A decorator for functions (logits f32[N, C], labels i32[N]) -> number. They get NumPy arrays
+        with all N images of a split, which every host keeps: 200 MB for 50,000 images of 1,000
+        classes. None: the metric is not defined on this split.
+
+    Raises:
+        PluginError: a wrong direction, other parameters, or a name that another module has
+            registered.
+
+    >>> @register_metric(direction="higher", bounds=(0, 1), unit="%")  # doctest: +SKIP
+    ... def f1(logits, labels):
+    ...     return sklearn.metrics.f1_score(labels, logits.argmax(1), average="macro")
+    """
+    if direction not in ("higher", "lower"):
+        raise PluginError(f"a metric of direction {direction!r}", "higher or lower", "choose one")
+    kind = MetricKind(title, direction == "lower", bounds, unit)
+
+    def register(function: F) -> F:
+        own = own_function("metric", function, ("logits", "labels"))
+        if own.keywords:
+            raise own.error(
+                f"has the keyword '{own.keywords[0]}'", "no keywords", "write a metric for each"
+            )
+        METRICS.add(
+            own.name, type(own.name, (OwnMetric,), {"own": own, "kind": kind}), owner_of(function)
+        )
+        return function
+
+    return register
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.evaluation.metrics import METRICS, Metric, MetricKind, Predictions, Sums
+from vit_jax.config.evaluation import METRICS
+from vit_jax.evaluation.metrics import Metric, MetricKind, Predictions, Sums
 
 
 @METRICS.register

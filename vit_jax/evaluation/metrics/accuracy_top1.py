@@ -2,7 +2,8 @@
 
 from jaxtyping import Array, Bool
 
-from vit_jax.evaluation.metrics import METRICS, Mean, MetricKind, Predictions
+from vit_jax.config.evaluation import METRICS
+from vit_jax.evaluation.metrics import Mean, MetricKind, Predictions
 
 
 @METRICS.register

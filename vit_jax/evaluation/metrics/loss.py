@@ -4,7 +4,8 @@ import math
 
 from jaxtyping import Array, Float
 
-from vit_jax.evaluation.metrics import METRICS, Mean, MetricKind, Predictions
+from vit_jax.config.evaluation import METRICS
+from vit_jax.evaluation.metrics import Mean, MetricKind, Predictions
 
 
 @METRICS.register

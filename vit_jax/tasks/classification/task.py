@@ -30,7 +30,9 @@ class Classification(LabelTask):
         counts, kind = data.class_counts, config.label_loss.class_weights
         self.weights = None if counts is None else class_weights(kind, counts)
         self.by_class = config.measures_classes(data.num_classes)
-        self.metrics = prediction_metrics(self.num_outputs, by_class=self.by_class)
+        self.metrics = prediction_metrics(
+            self.num_outputs, config.evaluation.metrics, by_class=self.by_class
+        )
 
     @classmethod
     def for_config(cls, config: Config) -> type[Task]:

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from vit_jax.models.activation_sharding import constrain
-from vit_jax.models.family import check_images
+from vit_jax.models.family import as_images
 from vit_jax.models.vit import ViT, learned_tokens
 from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig
@@ -66,7 +66,7 @@ class SelfDistilled(ViT):
 
         None: no patch is masked. A key turns dropout and stochastic depth on.
         """
-        check_images(images, self.image_size)
+        images = as_images(images, self.image_size)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         patches = self.patches(images)
         if masked is not None and self.mask_token is not None:

@@ -10,7 +10,7 @@ from vit_jax.errors import ConfigError, ModelError
 from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.blocks import Encoder, EncoderShape
 from vit_jax.models.embedding import Sincos2d, TableSpec, cut_patches, take_patches
-from vit_jax.models.family import check_images
+from vit_jax.models.family import as_images
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.position import rope_2d
 from vit_jax.models.vit import ViT
@@ -107,7 +107,7 @@ class MaskedAutoencoder(ViT):
         key: jax.Array | None = None,
     ) -> Float[Array, "B T D"]:
         """Returns the encoded tokens of some patches of each image; nothing else is computed."""
-        check_images(images, self.image_size)
+        images = as_images(images, self.image_size)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
 
         def of_visible(table: Float[Array, "1 N K"]) -> Float[Array, "B T K"]:

@@ -19,7 +19,7 @@ from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.evaluation.classification import prediction_metrics, predictions_of
 from vit_jax.evaluation.metric_totals import MetricTotals
 from vit_jax.models.activation_sharding import constrain
-from vit_jax.models.family import check_images
+from vit_jax.models.family import as_images
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.vit import ViT, learned_tokens
 from vit_jax.models.vit_family import vit_shape
@@ -105,10 +105,10 @@ class MaskedViT(ViT):
 
     def predict(self, batch: Batch, *, key: jax.Array | None = None) -> Float[Array, "B N C"]:
         """Returns the logits of all patches of a corrupted batch, f32; `key` turns dropout on."""
-        check_images(batch["image"], self.image_size)
+        images = as_images(batch["image"], self.image_size)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         corruption = Corruption(batch["source"], batch["hidden"])
-        patches = corrupt(self.patches(batch["image"]), corruption, self.mask_token[...])
+        patches = corrupt(self.patches(images), corruption, self.mask_token[...])
         encoded, _ = self.encode(self.embed(constrain(patches, "batch"), key=keys[0]), key=keys[1])
         return self.head(encoded[:, self.num_prefix :])[0]
 

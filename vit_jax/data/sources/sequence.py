@@ -1,0 +1,260 @@
+"""Sources that Python code gives: what a registered function returns, and what `fit` is passed."""
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import io
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from vit_jax.config.data import DataConfig, SourceConfig
+from vit_jax.data.any_image import image_data
+from vit_jax.data.sources.base import Example, Source, hash_of
+from vit_jax.data.sources.splits import read_split
+from vit_jax.errors import DataError
+from vit_jax.storage.paths import user_path
+
+# Examples that the identity of a sequence is made of, spread over its length.
+_SAMPLES = 32
+# A larger sequence keeps its images in memory, which every reader process would copy.
+_MOST_PICKLED_BYTES = 64_000_000
+
+_passed = contextvars.ContextVar[Mapping[str, Any] | None]("passed", default=None)
+
+
+class SequenceSource(Source):
+    """A split of sequences, whose [i] is (image, label); `sequences` has those of each split."""
+
+    def __init__(
+        self, sequences: Mapping[str, Any], split: str, name: str, class_names: Sequence[str]
+    ):
+        sizes = {key: [len(sequence)] for key, sequence in sequences.items()}
+        self.spans = read_split(split, sizes, name)
+        self.name, self.class_names = f"{name} {split}", tuple(class_names)
+        self._sequences = sequences
+        self._ends = np.cumsum([span.stop - span.start for span in self.spans])
+        self.quick_labels = all(hasattr(sequences[s.split], "labels") for s in self.spans)
+        identities = {s.split: _identity(sequences[s.split], name) for s in self.spans}
+        self.fingerprint = hash_of(self.spans, identities)
+
+    @functools.cached_property
+    def in_memory(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return not all(_can_be_pickled(self._sequences[span.split]) for span in self.spans)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Example:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        span = self.spans[part]
+        place = index - int(self._ends[part]) + span.stop
+        found = _pair(self._sequences[span.split], place, f"example {place} of {self.name}")
+        return Example(*found, f"{span.split}[{place}]")
+
+    def labels(self) -> np.ndarray:
+        if not self.quick_labels:
+            return super().labels()
+        parts = [np.asarray(self._sequences[s.split].labels)[s.start : s.stop] for s in self.spans]
+        return np.concatenate(parts)
+
+
+def _pair(sequence: Any, place: int, what: str) -> tuple[Any, int]:
+    """Returns the stored image and the label of an example."""
+    pair = sequence[place]
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise DataError(f"{what} is {type(pair).__name__}", "a pair (image, label)", "return one")
+    image, label = pair
+    try:
+        label = operator.index(label.item() if hasattr(label, "item") else label)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"{what} has the label {label!r}", "the number of its class", "return an int"
+        ) from None
+    try:
+        return image if isinstance(image, bytes) else image_data(image), label
+    except DataError as error:
+        raise DataError(f"{what}: {error.got}", error.expected, error.fix) from None
+
+
+def _identity(sequence: Any, name: str) -> str:
+    """Returns a digest of the length and a sample of a sequence; of all bytes of arrays."""
+    if isinstance(sequence, ArrayPairs):
+        return sequence.identity
+    found = hashlib.sha256(str(len(sequence)).encode())
+    for place in np.unique(np.linspace(0, len(sequence) - 1, _SAMPLES).astype(int)).tolist():
+        image, label = _pair(sequence, place, f"example {place} of {name}")
+        shape = image.shape if isinstance(image, np.ndarray) else len(image)
+        content = image if isinstance(image, bytes) else np.ascontiguousarray(image).tobytes()
+        found.update(f"{place} {label} {shape}\0".encode() + content)
+    return found.hexdigest()
+
+
+class _Counter(io.RawIOBase):
+    """A file that keeps nothing; OverflowError: too much is written."""
+
+    count = 0
+
+    def write(self, content: Any) -> int:
+        self.count += memoryview(content).nbytes
+        if self.count > _MOST_PICKLED_BYTES:
+            raise OverflowError
+        return memoryview(content).nbytes
+
+
+def _can_be_pickled(sequence: Any) -> bool:
+    """Whether reader processes can have copies of a sequence."""
+    try:
+        cloudpickle.Pickler(_Counter()).dump(sequence)  # pyright: ignore[reportArgumentType]
+    except Exception:
+        return False
+    return True
+
+
+def open_own_source(section: SourceConfig, data: DataConfig, split: str) -> SequenceSource:
+    """Opens a split of a registered source.
+
+    Raises:
+        DataError: it is not a sequence of examples.
+    """
+    names = dict.fromkeys(part.partition("[")[0].strip() for part in split.split("+"))
+    folder = None if data.data_dir is None else str(user_path(data.data_dir))
+    sequences = {name: section.call(folder, name) for name in names}
+    for name, sequence in sequences.items():
+        if not hasattr(sequence, "__len__") or not hasattr(sequence, "__getitem__"):
+            raise section.own.error(
+                f"returned {type(sequence).__name__} for the split {name!r}",
+                "a sequence of examples: len(it), and it[i], a pair (image, label)",
+                "return one, such as a list",
+            )
+    named = [getattr(sequence, "class_names", None) for sequence in sequences.values()]
+    return _opened(sequences, split, data, next((n for n in named if n is not None), None))
+
+
+def open_passed_source(data: DataConfig, split: str) -> SequenceSource:
+    """Opens a split of the examples that `passing` holds."""
+    sequences = _passed.get()
+    if not sequences:
+        raise DataError(
+            "data.source is passed, and no data are passed",
+            "the data that vit_jax.fit was given",
+            "call vit_jax.fit again with the same data, or load the model with vit_jax.load_run",
+        )
+    pairs = [s for s in sequences.values() if isinstance(s, ArrayPairs)]
+    classes = 1 + max((int(pair.labels.max()) for pair in pairs if len(pair)), default=-1)
+    named = [getattr(sequence, "class_names", None) for sequence in sequences.values()]
+    names = next((n for n in named if n is not None), tuple(map(str, range(classes))) or None)
+    return _opened(sequences, split, data, names)
+
+
+def _opened(
+    sequences: Mapping[str, Any], split: str, data: DataConfig, class_names: Sequence[str] | None
+) -> SequenceSource:
+    if class_names is None:
+        if data.num_classes is None:
+            raise DataError(
+                f"{data.name} has no class_names, and data.num_classes is not set",
+                "one of the two",
+                "set data.num_classes, or give the sequence an attribute class_names",
+            )
+        class_names = tuple(map(str, range(data.num_classes)))
+    source = SequenceSource(sequences, split, data.name, class_names)
+    if data.num_workers and source.in_memory:
+        raise DataError(
+            f"data.num_workers is {data.num_workers}, and the examples of {source.name} cannot be"
+            f" pickled in {_MOST_PICKLED_BYTES / 1e6:.0f} MB",
+            "a sequence that reads an image when it is asked for it",
+            "leave data.num_workers out, so that threads read the examples",
+        )
+    return source
+
+
+class ArrayPairs:
+    """Images and their labels as a sequence of pairs.
+
+    Args:
+        images: u8[N, H, W, 3], u8[N, H, W] (gray), or a sequence of images.
+        labels: i[N].
+
+    Raises:
+        DataError: other types or lengths.
+    """
+
+    def __init__(self, images: Any, labels: Any, what: str):
+        self.labels = np.asarray(labels)
+        if self.labels.ndim != 1 or not np.issubdtype(self.labels.dtype, np.integer):
+            raise DataError(
+                f"the labels of {what} are {self.labels.dtype}{list(self.labels.shape)}",
+                "the number of a class for each image, int[N]",
+                "pass labels.astype(int), or labels.argmax(1) if they are one-hot",
+            )
+        self.images = np.asarray(images) if hasattr(images, "dtype") else images
+        if len(self.images) != len(self.labels):
+            raise DataError(
+                f"{what} has {len(self.images)} images and {len(self.labels)} labels",
+                "a label for each image",
+                "pass as many",
+            )
+        if not isinstance(self.images, np.ndarray):
+            return
+        shape = self.images.shape
+        is_pixels = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
+        if self.images.dtype != np.uint8 or not is_pixels:
+            channels_first = len(shape) == 4 and shape[1] in (1, 3)
+            raise DataError(
+                f"the images of {what} are {self.images.dtype}{list(shape)}",
+                "uint8[N, H, W, 3] of 0 to 255",
+                "put the channels last, as with images.transpose(0, 2, 3, 1)"
+                if channels_first and not is_pixels
+                else "convert them, e.g. with (images * 255).round().astype('uint8') if they are"
+                " between 0 and 1",
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.images[index], int(self.labels[index])
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A digest of all bytes of the arrays; of images that are no array, of a sample."""
+        found = hashlib.sha256(np.ascontiguousarray(self.labels, np.int64).tobytes())
+        if isinstance(self.images, np.ndarray):
+            found.update(f"{self.images.shape}".encode())
+            for image in self.images:
+                found.update(np.ascontiguousarray(image).data)
+        else:
+            found.update(_identity([*zip(self.images, self.labels, strict=True)], "data").encode())
+        return found.hexdigest()
+
+
+@contextlib.contextmanager
+def passing(data: Mapping[str, Any]) -> Iterator[None]:
+    """Lets `data.source=passed` read these examples: split -> (images, labels), or a sequence.
+
+    Raises:
+        DataError: something else.
+    """
+    made = {}
+    for split, given in data.items():
+        if isinstance(given, tuple) and len(given) == 2:
+            given = ArrayPairs(*given, f"data[{split!r}]")
+        elif not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+            raise DataError(
+                f"data[{split!r}] is {type(given).__name__}",
+                "(images, labels), or a sequence whose [i] is a pair (image, label)",
+                "pass one of these",
+            )
+        if not len(given):
+            raise DataError(f"data[{split!r}] is empty", "at least one example", "leave it out")
+        made[split] = given
+    token = _passed.set(made)
+    try:
+        yield
+    finally:
+        _passed.reset(token)
