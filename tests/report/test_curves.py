@@ -14,7 +14,7 @@ from vit_jax.report.frame import run_frame
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.run_curves import draw_curves
 from vit_jax.report.runs import read_runs
-from vit_jax.report.style import Palette
+from vit_jax.report.style import Palette, page_look
 
 ROWS = [
     {"step": 1, "time": 0, "train/loss": 2.0, "train/learning_rate": 0.1},
@@ -60,7 +60,12 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     loss, score = drawing.panels
     steps = [row["step"] for row in rows if "train/loss" in row]
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
-    whole, cut, end = loss.traces
+    whole, cut, end, *evaluated = loss.traces
+    assert loss.title.endswith("training loss, dotted: test")
+    assert list(evaluated[0].y) == [
+        row["eval/test/loss"] for row in rows if "eval/test/loss" in row
+    ]
+    assert page_look(evaluated[0].style)["dash"] == "dot"
     assert (whole.x, whole.y) == (steps, losses)
     assert len(cut.x) == sum("train/loss" in row for row in rows[:8])
     assert (end.kind, end.x, end.y) == ("end", cut.x[-1:], cut.y[-1:])
@@ -69,7 +74,7 @@ def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_
     cross_note = "A cross marks the end of a run without a result."
     assert drawing.notes == [f"A line for each of 2 runs. {cross_note}"]
     left, right = draw(drawing).axes
-    assert [line.get_marker() for line in left.lines] == ["o", "o", "x"]
+    assert [line.get_marker() for line in left.lines] == ["o", "o", "x", "o", "o"]
     assert right.lines[0].get_ydata().tolist() == accuracy
     assert left.get_ylim()[0] == 0 < right.get_ylim()[0]
 

@@ -215,7 +215,8 @@ def test_a_report_of_few_runs_has_their_confusion_matrices(tmp_path, caplog):
     assert made.title == "Confusion matrix, dev"
     assert made.header == ["true class", "cat", "dog", "right"]
     rows = [[cell.text for cell in row] for row in made.rows]
-    assert rows == [["cat", "3", "1", "75.0%"], ["dog", "", "", ""]]
+    assert rows == [["cat", "3", "1", "75.0% [30.1, 95.4]"], ["dog", "", "", ""]]
+    assert made.notes[0] == "3 of 4 are right: 75.0% [30.1, 95.4]."  # Wilson, by hand.
     table.write_text("true class,cat,dog\ncat,3,x\n")
     assert confusion_tables(read_runs([tmp_path]).runs) == []
     assert "confusion-dev.csv is left out" in caplog.text

@@ -108,7 +108,7 @@ def _train(
     if is_first_host():
         picture = workdir / "report" / "curves.png"
         if config.logging.curves and not picture.exists():
-            draw_curves(workdir)
+            draw_curves(workdir, mixed=bool(config.data.augment.operations("mix")))
         draw_confusions(workdir)
         print_summary(f"finished: {workdir}", result)
         if picture.exists():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.report.style import page_look
+from vit_jax.report.style import DOTTED, page_look
 
 # Points of a line; of longer ones, this many are kept at equal distances.
 MAX_POINTS = 200
@@ -44,6 +44,11 @@ class Trace:
         made |= {"n": [*self.n]} if len(self.n) else {}
         runs = [None if run is None else index.get(run) for run in self.runs]
         return made | ({"runs": runs} if any(run is not None for run in runs) else {})
+
+
+def dotted(trace: Trace) -> Trace:
+    """Returns a trace with a dotted line."""
+    return dataclasses.replace(trace, style={**trace.style, "linestyle": DOTTED})
 
 
 @dataclasses.dataclass(frozen=True)

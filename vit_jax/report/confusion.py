@@ -59,7 +59,7 @@ def draw_confusion(table: Path) -> Path:
     right = np.trace(counts[:, : len(true)]) / max(counts.sum(), 1)
     mean = np.diagonal(shares)[examples[:, 0] > 0].mean() if counts.any() else 0.0
     split = table.stem.removeprefix("confusion-")
-    axes.set_title(f"{split}: {right:.1%} of examples correct, {mean:.1%} on average over classes")
+    axes.set_title(f"{split}: {right:.1%} of examples correct,\n{mean:.1%} on average over classes")
     path = table.with_suffix(".png")
     with write_through(path) as picture:
         figure.savefig(picture, dpi=120)

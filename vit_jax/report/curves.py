@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from vit_jax.errors import first_few
-from vit_jax.report.chart import Drawing, Panel, Trace, thin
+from vit_jax.report.chart import Drawing, Panel, Trace, dotted, thin
 from vit_jax.report.frame import differing_settings, in_natural_order, place
 from vit_jax.report.labels import lower_first, natural_key, title_of
 from vit_jax.report.requests import CurvesRequest
@@ -18,6 +18,8 @@ from vit_jax.run.metrics import split_of
 
 # Lines in a panel. With more runs than this, each line is the mean of the runs of a series.
 _MAX_LINES = 12
+# With at most this many lines, a panel of training losses also has those of evaluation.
+_MOST_WITH_EVALUATION = 4
 # A training loss with n points is averaged over n / 40 of them.
 _SMOOTHED = 40
 # Rows of panels in one picture.
@@ -116,11 +118,18 @@ def _panels(request: CurvesRequest, rows: Sequence[_Row], palette: Palette) -> l
     """Returns training loss and main score of each row."""
     panels = []
     for name, lines in rows:
-        score = _drawn_score([run for line in lines for run in line.runs])
+        runs = [run for line in lines for run in line.runs]
+        score, loss = _drawn_score(runs), _evaluation_loss(runs)
         for metric, scale in [("train/loss", 1), *([(score, 100)] if score else [])]:
             shown = (_traces(request, line, metric, scale, palette) for line in lines)
             title = _panel_title(metric)
             traces = [trace for of_line in shown for trace in of_line]
+            if metric == "train/loss" and loss is not None and len(lines) <= _MOST_WITH_EVALUATION:
+                title += f", dotted: {split_of(loss)}"
+                shown = (_traces(request, line, loss, 1, palette) for line in lines)
+                traces += [
+                    dotted(one) for of_line in shown for one in of_line if one.kind == "curve"
+                ]
             heading = ", ".join(filter(None, [str(name), title]))
             panels.append(Panel(heading, "step", title, traces, from_zero=metric == "train/loss"))
     return panels
@@ -155,6 +164,13 @@ def main_score(names: Iterable[str]) -> str | None:
     """Returns the metric that best describes a run: top-1 accuracy, of the test split if any."""
     found = {split_of(n) or "": n for n in names if re.fullmatch(r"eval/[^/]*/accuracy_top1", n)}
     return next((found[split] for split in [*_SPLITS, *sorted(found)] if split in found), None)
+
+
+def _evaluation_loss(runs: Sequence[Run]) -> str | None:
+    """Returns the loss on the split of the main score, if it was measured several times."""
+    score = main_score({name for run in runs for name, n in run.measured.items() if n > 1})
+    loss = None if score is None else f"{score.rpartition('/')[0]}/loss"
+    return loss if any(run.measured.get(loss, 0) > 1 for run in runs) else None
 
 
 def _drawn_score(runs: Iterable[Run]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from vit_jax.evaluation.intervals import wilson_interval
 from vit_jax.report.exit_codes import why_ended
 from vit_jax.report.frame import differing_settings, text_column
 from vit_jax.report.labels import format_value, natural_key
@@ -185,18 +186,26 @@ def confusion_tables(runs: Sequence[Run]) -> list[Table]:
         rows = []
         for i, (true, cells) in enumerate(counts.items()):
             shown = [Cell(f"{n:,}" if n else "", n, "best" * (i == k)) for k, n in enumerate(cells)]
-            right = (
-                Cell(f"{cells[i] / sum(cells):.1%}", cells[i] / sum(cells))
-                if any(cells)
-                else Cell("")
-            )
-            rows.append([Cell(true), *shown, right])
+            rows.append([Cell(true), *shown, _share(cells[i], sum(cells))])
         split = path.stem.removeprefix("confusion-")
         title = f"Confusion matrix, {split}" + (f", {run.name}" if len(runs) > 1 else "")
-        notes = ["Rows: the true class. Columns: examples by predicted class. Right: the share of"
-                 " the class that is classified correctly."]  # fmt: skip
+        right = sum(cells[i] for i, cells in enumerate(counts.values()))
+        total = sum(map(sum, counts.values()))
+        notes = [
+            f"{right:,} of {total:,} are right: {_share(right, total).text}.",
+            "Rows: the true class. Columns: examples by predicted class. Right: the share of the"
+            " class that is classified correctly, with its 95 % interval.",
+        ]
         tables.append(Table(title, ["true class", *predicted, "right"], rows, notes))
     return tables
+
+
+def _share(right: int, total: int) -> Cell:
+    """Returns an accuracy in percent with its interval; an empty cell without examples."""
+    if not total:
+        return Cell("")
+    low, high = wilson_interval(right / total, total)
+    return Cell(f"{right / total:.1%} [{100 * low:.1f}, {100 * high:.1f}]", right / total)
 
 
 def models_table(frame: pd.DataFrame) -> Table:

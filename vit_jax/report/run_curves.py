@@ -6,11 +6,14 @@ from vit_jax.report.chart import Drawing, Panel, Trace
 from vit_jax.report.drawing import DPI, draw, plot_style
 from vit_jax.report.style import Palette
 from vit_jax.run.metrics import read_metrics, split_of
-from vit_jax.storage.files import read_json, write_through
+from vit_jax.storage.files import write_through
 
 
-def draw_curves(workdir: Path) -> Path:
-    """Draws loss, accuracy and learning rate of a run into report/curves.png; returns its path."""
+def draw_curves(workdir: Path, *, mixed: bool = False) -> Path:
+    """Draws loss, accuracy and learning rate of a run into report/curves.png; returns its path.
+
+    `mixed`: the legend says that training images were mixed, which makes their loss larger.
+    """
     rows, palette = read_metrics(workdir / "metrics.jsonl"), Palette()
     names = sorted({name for row in rows for name in row if name.startswith("eval/")})
     panels = {
@@ -18,8 +21,7 @@ def draw_curves(workdir: Path) -> Path:
         "top-1 accuracy": [name for name in names if name.endswith("/accuracy_top1")],
         "learning rate": ["train/learning_rate"],
     }
-    mixed = (read_json(workdir / "config.json").get("data") or {}).get("augment") or {}
-    train = "train (mixed images)" if mixed.get("mix") else "train"
+    train = "train (mixed images)" if mixed else "train"
     splits = {name: split_of(name) or train for lines in panels.values() for name in lines}
     palette.add("split", [train])
     palette.add("split", splits.values())

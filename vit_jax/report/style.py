@@ -33,7 +33,8 @@ _ON_DARK = dict(COLOURS) | {MUTED: "#a3abb8", GRID: "#454c58"}
 _SYMBOLS = dict(zip(MARKERS, ("circle", "square", "diamond", "triangle-up", "triangle-down",
                               "cross", "x", "triangle-left", "triangle-right", "star"),
                     strict=True))  # fmt: skip
-CHANCE: dict[str, Any] = {"color": MUTED, "linestyle": _DASHES[2], "linewidth": 1.1}
+DOTTED: Any = _DASHES[2]
+CHANCE: dict[str, Any] = {"color": MUTED, "linestyle": DOTTED, "linewidth": 1.1}
 """The line of the accuracy of guessing."""
 _PLOTLY_DASHES = dict(zip(map(str, _DASHES), ("solid", "dash", "dot", "dashdot"), strict=True))
 # CSS variable -> (on white, on dark).
