@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Float, UInt8
@@ -84,7 +85,7 @@ def probabilities(
     size = min(BATCH_SIZE, 1 << (len(pixels) - 1).bit_length())  # Few sizes, for few compilations.
     padded = np.zeros((size, *pixels[0].shape), np.float32)
     padded[: len(pixels)] = pixels
-    found = np.asarray(_probabilities(model, padded / np.float32(127.5) - 1))
+    found = np.asarray(_probabilities(model, jnp.asarray(padded / np.float32(127.5) - 1)))
     return found[: len(pixels)]
 
 

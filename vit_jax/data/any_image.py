@@ -31,10 +31,11 @@ def image_data(image: Any) -> ImageData:
     if isinstance(image, Image.Image):
         return rgb_pixels(image)
     shape, dtype = getattr(image, "shape", None), getattr(image, "dtype", None)
-    is_pixels = shape is not None and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3)))
+    if shape is None:
+        raise DataError(f"{type(image).__name__} as an image", _KINDS, "convert it")
+    is_pixels = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
     if not is_pixels or dtype != np.uint8 or 0 in shape:
-        got = type(image).__name__ if shape is None else f"an array {dtype}{list(shape)}"
-        raise DataError(f"{got} as an image", _KINDS, "convert it")
+        raise DataError(f"an array {dtype}{list(shape)} as an image", _KINDS, "convert it")
     return np.asarray(image)
 
 

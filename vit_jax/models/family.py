@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from vit_jax.errors import ModelError
@@ -305,7 +306,7 @@ def as_images(images: Any, image_size: tuple[int, int] | None) -> jax.Array:
         raise ModelError(
             f"images of type {images.dtype}", "floating point in [-1, 1]", "use x / 127.5 - 1"
         )
-    is_known = not isinstance(images, jax.core.Tracer) and images.is_fully_addressable
+    is_known = not isinstance(images, Tracer) and images.is_fully_addressable
     pixels = given if isinstance(given, np.ndarray) else images
     largest = float(abs(pixels).max(initial=0)) if is_known else 0.0
     if largest > _LARGEST_PIXEL:

@@ -169,7 +169,7 @@ def main_score(names: Iterable[str]) -> str | None:
 def _evaluation_loss(runs: Sequence[Run]) -> str | None:
     """Returns the loss on the split of the main score, if it was measured several times."""
     score = main_score({name for run in runs for name, n in run.measured.items() if n > 1})
-    loss = None if score is None else f"{score.rpartition('/')[0]}/loss"
+    loss = "" if score is None else f"{score.rpartition('/')[0]}/loss"
     return loss if any(run.measured.get(loss, 0) > 1 for run in runs) else None
 
 

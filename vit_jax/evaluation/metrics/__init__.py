@@ -135,7 +135,7 @@ class OfAll(Metric):
         """Returns name -> what is kept of each prediction."""
         raise NotImplementedError
 
-    def of_all(self, **rows: Any) -> float | None:
+    def of_all(self, rows: Mapping[str, np.ndarray]) -> float | None:
         """Returns the metric of the rows of all predictions that count."""
         raise NotImplementedError
 
@@ -147,7 +147,7 @@ class OfAll(Metric):
         return {name: [*totals.get(name, ()), rows] for name, rows in kept.items()}
 
     def value(self, totals: Mapping[str, Any]) -> float | None:
-        return self.of_all(**{name: np.concatenate(rows) for name, rows in totals.items()})
+        return self.of_all({name: np.concatenate(rows) for name, rows in totals.items()})
 
 
 class OwnMetric(OfAll):
@@ -158,8 +158,8 @@ class OwnMetric(OfAll):
     def rows(self, predictions: Predictions) -> Mapping[str, Shaped[Array, "M ..."]]:
         return {"logits": predictions.logits.astype("float32"), "labels": predictions.labels}
 
-    def of_all(self, logits: np.ndarray, labels: np.ndarray) -> float | None:
-        value = self.own(logits, labels)
+    def of_all(self, rows: Mapping[str, np.ndarray]) -> float | None:
+        value = self.own(rows["logits"], rows["labels"])
         try:
             return None if value is None else float(value)
         except (TypeError, ValueError):
@@ -170,8 +170,8 @@ class OwnMetric(OfAll):
     def try_out(self, num_classes: int) -> None:
         """Calls the function with made-up predictions, so that a mistake shows before training."""
         labels = np.arange(2 * num_classes, dtype=np.int32)[:1000] % num_classes
-        shape = len(labels), num_classes
-        self.of_all(np.random.default_rng(0).normal(size=shape).astype(np.float32), labels)
+        logits = np.random.default_rng(0).normal(size=(len(labels), num_classes))
+        self.of_all({"logits": logits.astype(np.float32), "labels": labels})
 
 
 def register_metric(

@@ -25,9 +25,10 @@ class RocAuc(OfAll):
         scores = (predictions.logits[:, 1] - predictions.logits[:, 0]).astype("float32")
         return {"scores": scores, "labels": predictions.labels}
 
-    def of_all(self, scores: np.ndarray, labels: np.ndarray) -> float | None:
+    def of_all(self, rows: Mapping[str, np.ndarray]) -> float | None:
         from sklearn.metrics import roc_auc_score
 
+        scores, labels = rows["scores"], rows["labels"]
         if len(set(labels.tolist())) < 2 or not np.isfinite(scores).all():
             log.warning("no area under the ROC curve: one class only, or scores not finite")
             return None
