@@ -78,6 +78,9 @@ RESULTS = {
         names["found"].mean.shape == (12, 3) and names["found"].uniform > 0
     ),
     ("docs/how-to/image-text.md", 0): lambda names: names["logits"].shape == (1, 2),
+    ("docs/how-to/images.md", 0): lambda names: (
+        names["run"].result["eval/test/examples"] == 16 and len(names["classes"]) == 3
+    ),
     ("docs/how-to/models.md", 0): lambda names: (
         names["logits"].shape == (2, 10) and set(names["found"]) == CAPTURED
     ),
@@ -102,7 +105,13 @@ RESULTS = {
         names["focal"](np.log([[0.25, 0.75]]), np.array([[0.0, 1.0]])), np.log(4 / 3) / 16
     ),
     ("docs/how-to/own-repository.md", 1): lambda names: is_noise(names["noise"]),
-    ("docs/how-to/own-repository.md", 2): lambda names: names["get_config"]()["train_steps"] == 200,
+    ("docs/how-to/own-repository.md", 2): lambda names: (
+        names["Stripes"]()[1][1] == 1 and (np.ptp(names["Stripes"]()[1][0], axis=0) == 0).all()
+    ),
+    ("docs/how-to/own-repository.md", 3): lambda names: (
+        names["worst_class"](np.eye(3)[[0, 1, 1]], np.array([0, 1, 0])) == 0.5
+    ),
+    ("docs/how-to/own-repository.md", 4): lambda names: names["get_config"]()["train_steps"] == 200,
     ("docs/tutorials/weights.md", 2): lambda names: (
         names["larger"].grid == (24, 24) and names["other"].head.linear.kernel.shape == (192, 37)
     ),

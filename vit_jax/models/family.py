@@ -21,6 +21,7 @@ from vit_jax.models.stacking import Stack
 
 # Values normalised by any usual mean and deviation are smaller.
 _LARGEST_PIXEL = 20
+_MOST_BYTES_CHECKED = 64_000_000
 # Default image size in pixels: of small models (Mini, Micro, Nano, Pico), and of all others.
 SMALL_IMAGE_SIZE = 32
 IMAGE_SIZE = 224
@@ -148,6 +149,7 @@ class ImageModel(nnx.Module):
         Raises:
             ModelError: images of another size, or a layer that the model does not have.
         """
+        images = as_images(images, None)
         chosen = tuple(self.known_layer(layer) for layer in layers)
         found = self.layer_outputs(images, frozenset(chosen)) if chosen else {}
 
@@ -306,9 +308,10 @@ def as_images(images: Any, image_size: tuple[int, int] | None) -> jax.Array:
         raise ModelError(
             f"images of type {images.dtype}", "floating point in [-1, 1]", "use x / 127.5 - 1"
         )
-    is_known = not isinstance(images, Tracer) and images.is_fully_addressable
-    pixels = given if isinstance(given, np.ndarray) else images
-    largest = float(abs(pixels).max(initial=0)) if is_known else 0.0
+    if isinstance(images, Tracer) or not images.is_fully_addressable:
+        return images
+    # Only of small arrays, which may have to be copied from a device.
+    largest = np.abs(given).max(initial=0) if images.nbytes <= _MOST_BYTES_CHECKED else 0
     if largest > _LARGEST_PIXEL:
         raise ModelError(
             f"images with values up to {largest:g}",

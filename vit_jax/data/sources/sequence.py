@@ -9,7 +9,6 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from vit_jax.config.data import DataConfig, SourceConfig
@@ -108,6 +107,8 @@ class _Counter(io.RawIOBase):
 
 def _can_be_pickled(sequence: Any) -> bool:
     """Whether reader processes can have copies of a sequence."""
+    import cloudpickle  # Imports IPython where it is installed.
+
     try:
         cloudpickle.Pickler(_Counter()).dump(sequence)  # pyright: ignore[reportArgumentType]
     except Exception:
