@@ -9,7 +9,6 @@
 set -euo pipefail
 
 # --- edit (or set them in the environment) ----------------------------------------------------
-NAME=${NAME:-vit-b16}
 PROJECT=${PROJECT:-MY_PROJECT}
 ZONE=${ZONE:-us-central1-a} # of the bucket's region. In us-west4, spot v5e costs twice as much
 TYPE=${TYPE:-v5litepod-16}
@@ -18,7 +17,9 @@ SPOT=${SPOT---spot} # empty: on demand
 REPOSITORY=${REPOSITORY:-MY_GIT_URL}
 BUCKET=${BUCKET:-gs://MY_BUCKET} # holds the data and the run folders
 CONFIG=${CONFIG:-configs/pretrain.py:imagenet2012,B/16}
-WORKDIR=${WORKDIR:-$BUCKET/runs/b16}
+run=$(sed 's/.*configs\///; s/\.py//; s/[^A-Za-z0-9]\+/-/g' <<<"$CONFIG" | tr A-Z a-z) # its name
+NAME=${NAME:-$run} # of the slice
+WORKDIR=${WORKDIR:-$BUCKET/runs/$run}
 ARGUMENTS=${ARGUMENTS:---config.data.data_dir=$BUCKET/data}
 REVISION=${REVISION:-} # a full commit; empty: that of the run's first setup, which is the clone's
 

@@ -276,7 +276,7 @@ VALUES = [
     (size(name="cifar10", subset={"examples": 60_000}), DataError, ("60,000 examples of cifar10",)),
     (size(name="cifar10", train_split="training"), DataError, ("split 'training' of cifar10",)),
     (preprocess([]), DataError, ("0 images",)),
-    (preprocess(np.zeros((4, 4), np.uint8)), DataError, ("array uint8[4, 4]", "a PIL image")),
+    (preprocess(np.zeros((4, 2), np.int8)), DataError, ("array int8[4, 2]", "a PIL image")),
     (preprocess(np.zeros((4, 4, 3))), DataError, ("array float64[4, 4, 3]",)),
     (preprocess(3), DataError, ("int as an image",)),
     (preprocess("there/is/no.png"), DataError, ("there/is/no.png",)),

@@ -63,6 +63,15 @@ def test_a_dry_run_of_a_pod_prints_the_command(tmp_path, action, messages):
         assert message in done.stdout.replace("\\", "")
 
 
+def test_the_names_of_slice_and_folder_follow_the_config(tmp_path):
+    settings = {"CONFIG": "configs/pretrain.py:imagenet21k,L/16"}
+    assert "queued-resources create pretrain-imagenet21k-l-16 " in (
+        pod("create --dry_run", tmp_path, **settings)[0].stdout
+    )
+    train = pod("train --dry_run", tmp_path, **settings)[0].stdout.replace("\\", "")
+    assert "--workdir=gs://b/runs/pretrain-imagenet21k-l-16 " in train
+
+
 def test_a_slice_on_demand_is_asked_for_without_spot(tmp_path):
     done, _ = pod("create --dry_run", tmp_path, SPOT="")
     assert "create" in done.stdout
@@ -73,7 +82,7 @@ def test_a_slice_on_demand_is_asked_for_without_spot(tmp_path):
 def test_a_request_that_has_ended_is_not_waited_for(tmp_path, state):
     done, asked = pod("create", tmp_path, states=["WAITING_FOR_RESOURCES", state])
     assert done.returncode == 1
-    assert f"the request for vit-b16 is {state}: run delete, then create" in done.stderr
+    assert f"the request for c is {state}: run delete, then create" in done.stderr
     assert [line.split()[3] for line in asked] == ["create", "describe", "describe"]
 
 
@@ -103,10 +112,10 @@ def test_a_pod_run_goes_on_without_the_connection_and_nothing_deletes_its_slice(
     assert lines(log) == [f"exit code {code}"]
     (ran,) = lines(folder / "ran")
     assert ran.strip() == (
-        "-m vit_jax train --config=c.py --workdir=gs://b/runs/b16 --config.data.data_dir=gs://b/data"
+        "-m vit_jax train --config=c.py --workdir=gs://b/runs/c --config.data.data_dir=gs://b/data"
     )
     assert not [line for line in asked if "delete" in line]
-    assert "queued-resources delete vit-b16" in pod("delete", folder)[1][-1]
+    assert "queued-resources delete c" in pod("delete", folder)[1][-1]
 
 
 def test_settings_that_nobody_has_edited_are_told(tmp_path):

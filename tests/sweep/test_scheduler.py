@@ -139,7 +139,8 @@ class Run:
 def test_jobs_run_in_order_and_once_and_the_best_candidate_is_repeated(tmp_path):
     run = Run(tmp_path, FakeExecutor(at_once=2))
     assert (run.code, run.executor.submitted, run.executor.most) == (0, ALL, 2)
-    assert run.said == [f"pets: selected {SEARCH[0]} of 3 by {METRIC} 0.9910"]
+    edge = "learning_rate=0.001 is the smallest of 3 values that were tried; try one beyond it"
+    assert run.said == [f"pets: selected {SEARCH[0]} of 3 by {METRIC} 0.9910", f"pets: {edge}"]
     assert summary(run.jobs) == "6 finished"
     record = json.loads((tmp_path / "jobs" / FINAL[1] / "job.json").read_text())
     assert (record["stage"], record["needs"]) == ("final", ["pretrain", *SEARCH])
