@@ -4,7 +4,7 @@ import os
 import pytest
 from processes import UNMIXED, run_command, user_error
 
-from vit_jax.__main__ import main
+from vit_jax.__main__ import main, quiet_libtpu
 from vit_jax.commands import COMMANDS, analyze
 from vit_jax.commands import train as train_command
 from vit_jax.run.job_folder import error_file, read_data_error
@@ -36,6 +36,17 @@ def test_commands_compute_with_32_bits_whatever_the_environment_says(monkeypatch
     monkeypatch.setenv("JAX_ENABLE_X64", "1")  # JAX reads it when it is imported, which is later.
     assert main(["--help"]) == 0
     assert "JAX_ENABLE_X64" not in os.environ
+
+
+@pytest.mark.parametrize(("vendor", "type_"), [("0x8086", "v5litepod-1"), ("0x1ae0", None)])
+def test_libtpu_is_quiet_on_a_machine_without_a_tpu(tmp_path, monkeypatch, vendor, type_):
+    for name in ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.setenv(name, "")  # Restored after the test.
+        monkeypatch.delenv(name)
+    (tmp_path / "0000:00:05.0").mkdir()
+    (tmp_path / "0000:00:05.0" / "vendor").write_text(f"{vendor}\n")
+    quiet_libtpu(tmp_path)
+    assert os.environ.get("TPU_ACCELERATOR_TYPE") == type_
 
 
 def test_an_unknown_command_is_named_with_the_nearest(capsys):

@@ -26,6 +26,7 @@ import sys
 import time
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 from vit_jax import __version__
@@ -61,6 +62,8 @@ _DISK_ERRORS = (
 )
 # JAX would draw or compute other numbers: see `rng.usual_numbers`.
 _OTHER_NUMBERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
+# The PCI vendor of TPUs.
+_GOOGLE = "0x1ae0"
 # What XLA says when a device has too little memory.
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")
 
@@ -345,6 +348,14 @@ def _report(line: str, debug: bool, code: int = EXIT_USER_ERROR) -> int:
     return code
 
 
+def quiet_libtpu(devices: Path = Path("/sys/bus/pci/devices")) -> None:
+    """Sets what libtpu otherwise asks for with errors on a machine that has it and no TPU."""
+    vendors = [path.read_text().strip() for path in devices.glob("*/vendor")]
+    if _GOOGLE not in vendors:
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+
 def run() -> None:
     """Runs the command of this process and exits with its code; the console command `vit-jax`."""
     from vit_jax.run.time_account import process_start_s
@@ -354,6 +365,7 @@ def run() -> None:
         # were never awaited. The error itself is already printed.
         sys.unraisablehook = lambda unraisable: None
         warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
+    quiet_libtpu()
     watch_pipes(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     sys.exit(main(began_s=process_start_s()))
 
