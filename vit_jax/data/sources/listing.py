@@ -70,6 +70,8 @@ from vit_jax.storage.paths import user_path
 # Labels that are the same if they are equal as numbers.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 _MAX_NAMED = 5
+# Ratings from 0.5 to 5 in halves have five of them.
+_MOST_FRACTIONS = 10
 # A shard of any kind. Short numbers, such as 0 to 9, may be classes.
 _SHARD = re.compile(r".*(\d{3,}|\D\d+)")
 # Labels that stand for none, beside MISSING.
@@ -365,6 +367,16 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
         warnings.append(f"classes that may be several labels: {first_few(lists, _MAX_NAMED)}")
     if missing and set(classes) != {"-1", "1"}:
         warnings.append(f"classes that may be missing labels: {', '.join(missing)}")
+    fractions = [
+        name
+        for name in classes
+        if _NUMBER.fullmatch(_plain(name)) and not float(_plain(name)).is_integer()
+    ]
+    if len(fractions) > _MOST_FRACTIONS:
+        warnings.append(
+            f"{len(fractions)} classes that may be measurements, such as {fractions[0]!r}, each of"
+            " which becomes a class of its own"
+        )
     if warnings:
         log.warning("%s: %s", root, "; ".join(warnings))
 
