@@ -67,5 +67,7 @@ class StopSignals:
 
 def _print(line: str) -> None:
     """Prints a line to standard error, in a signal handler."""
+    if sys.stderr.isatty():  # In place of the last of two live lines, which are drawn below it.
+        line = f"\r\x1b[K{line}\n"
     with contextlib.suppress(OSError):  # Its reader may be gone.
         os.write(sys.stderr.fileno(), f"{line}\n".encode())
