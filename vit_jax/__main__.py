@@ -366,7 +366,10 @@ def run() -> None:
         sys.unraisablehook = lambda unraisable: None
         warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
     quiet_libtpu()
-    watch_pipes(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if command == "train" and sys.stderr is not None and sys.stderr.isatty():
+        print("loading ...", file=sys.stderr)  # The imports take seconds.
+    watch_pipes(command)
     sys.exit(main(began_s=process_start_s()))
 
 
