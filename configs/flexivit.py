@@ -17,7 +17,7 @@ Differs:   supervised: RandAugment's translations and cutout scale with the imag
 Compared:  supervised: 40 steps with big_vision 0127fb6, in float32 at small size:
            docs/explanation/reproduced.md.
 Expected:  the authors publish curves, and that FlexiViT matches ViTs trained for one patch size
-           each. Not reproduced with this code. cifar10: see experiments/flexible_patches.
+           each. Not reproduced with this code. cifar10: see experiments/README.md.
 Hardware:  imagenet2012,S: a TPU v3-32, 10 hours with the authors' code. cifar10: 2 CPU cores, two
            minutes.
 Data:      TFDS `imagenet21k`, `imagenet2012` or `cifar10`.

@@ -8,8 +8,7 @@ Follows:   arXiv:2502.14786, section 2.4.2: patches of 16 pixels, a position tab
            each batch, attention pooling; only resizing and flips. Ours: SigLIP 2 adapts a model of
            texts and images; here a classifier learns ImageNet with the optimizer of
            arXiv:2205.01580. cifar10: all ours; its images are square.
-Expected:  the paper has no classifier. Not run at full size; see experiments/flexible_patches for
-           cifar10.
+Expected:  the paper has no classifier. Not run at full size.
 Hardware:  imagenet2012: a TPU or GPU cluster. cifar10: 2 CPU cores, two minutes.
 Data:      TFDS `imagenet2012` or `cifar10`.
 """

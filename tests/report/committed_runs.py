@@ -17,7 +17,7 @@ from pathlib import Path
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # The intervals of these pair test images: they need the predictions in the run folders, which are
 # not committed.
-_PAIRED = {"data_size", "distillation", "flexible_patches", "transfer"}
+_PAIRED = {"data_size", "distillation", "transfer"}
 NAMES = sorted({p.parent.parent.name for p in EXPERIMENTS.glob("*/results/runs.csv")} - _PAIRED)
 # Columns that are neither settings nor result figures.
 _ABOUT = {"name", "state", "stage", "model", "dataset", "seed", "init_from", "device",

@@ -157,12 +157,12 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.data.benchmarks import NUM_CLASSES, find_benchmark, open_benchmark
     from vit_jax.data.class_names import match_classes
     from vit_jax.data.sources import class_count, open_source
-    from vit_jax.evaluation.splits import SplitEvaluator
     from vit_jax.parallel.mesh import make_mesh, platform_of
     from vit_jax.parallel.processes import is_first_host
     from vit_jax.report.confusion import draw_confusions
     from vit_jax.run.checkpoints import result_params
     from vit_jax.run.folder import read_class_names
+    from vit_jax.train.inputs import eval_batch_size, open_splits
     from vit_jax.train.kernel_check import with_stored_kernel
     from vit_jax.train.program import build_program
     from vit_jax.train.progress import print_summary
@@ -182,15 +182,10 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     program = build_program(
         config, mesh, num_classes=num_classes, num_examples=len(source), source=source
     )
-    evaluator = SplitEvaluator(
-        config.data,
+    evaluator = open_splits(
+        config,
+        program,
         config.evaluation.all_splits,
-        mesh,
-        batch_size=config.evaluation.batch_size or config.data.global_batch_size,
-        num_classes=num_classes,
-        preprocessing=program.task.eval_preprocessing,
-        make_totals=program.task.totals,
-        variants=program.evaluated_variants,
         report=args.workdir / "report",
         suffix="" if args.step is None else f"-step-{args.step}",
         head=head,
@@ -198,8 +193,8 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     params, _ = result_params(args.workdir, program.abstract.params, args.step)
     figures = evaluator(program.eval_step, params, frozen=program.load_frozen()) or {}
     if program.task.open_evaluator is not None:
-        batch_size = config.evaluation.batch_size or config.data.global_batch_size
-        figures |= program.task.open_evaluator(mesh, batch_size)(params, lambda: False) or {}
+        evaluate_more = program.task.open_evaluator(mesh, eval_batch_size(config))
+        figures |= evaluate_more(params, lambda: False) or {}
     bad = [name for name, value in figures.items() if not math.isfinite(value)]
     if bad:
         raise NonFiniteError(

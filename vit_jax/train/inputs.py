@@ -5,6 +5,7 @@ Most mistakes in a config are found here, before anything is written.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,39 +44,47 @@ class Evaluators:
     """
 
     def __init__(self, config: Config, program: Program, num_examples: int, report: Path):
-        data, batch_size = config.data, config.data.global_batch_size
-        self.splits, self.final_splits = (
-            SplitEvaluator(
-                data,
-                splits,
-                program.mesh,
-                batch_size=config.evaluation.batch_size or batch_size,
-                num_classes=program.task.num_outputs,
-                preprocessing=program.task.eval_preprocessing,
-                make_totals=program.task.totals,
-                variants=program.evaluated_variants,
-                report=report,
-            )
-            for splits in (config.evaluation.splits, config.evaluation.final_splits)
-        )
+        data, batch_size = config.data, eval_batch_size(config)
+        evaluation = config.evaluation
+        self.splits = open_splits(config, program, evaluation.splits, report=report)
+        self.final_splits = open_splits(config, program, evaluation.final_splits, report=report)
         open_evaluator = program.task.open_evaluator
-        self.of_task = (
-            open_evaluator(program.mesh, config.evaluation.batch_size or batch_size)
-            if open_evaluator
-            else None
-        )
+        self.of_task = open_evaluator(program.mesh, batch_size) if open_evaluator else None
         self.features = FrozenEvaluator(
             config.fewshot,
             data,
             program.config.model,
             (data.image_size, data.image_size),
             program.mesh,
-            batch_size=config.evaluation.batch_size or batch_size,
+            batch_size=batch_size,
         )
+        sizes = {"batch_size": data.global_batch_size, "num_examples": num_examples}
         self.splits_every, self.features_every = (
-            duration_in_steps(section, "interval", batch_size=batch_size, num_examples=num_examples)
-            for section in (config.evaluation, config.fewshot)
+            duration_in_steps(section, "interval", **sizes)
+            for section in (evaluation, config.fewshot)
         )
+
+
+def eval_batch_size(config: Config) -> int:
+    """Returns the number of images per batch of an evaluation, over all hosts."""
+    return config.evaluation.batch_size or config.data.global_batch_size
+
+
+def open_splits(
+    config: Config, program: Program, splits: Mapping[str, str], **options: Any
+) -> SplitEvaluator:
+    """Opens splits, to evaluate them with a program; `options` are those of `SplitEvaluator`."""
+    return SplitEvaluator(
+        config.data,
+        splits,
+        program.mesh,
+        batch_size=eval_batch_size(config),
+        num_classes=program.task.num_outputs,
+        preprocessing=program.task.eval_preprocessing,
+        make_totals=program.task.totals,
+        variants=program.evaluated_variants,
+        **options,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
