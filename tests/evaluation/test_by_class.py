@@ -15,6 +15,7 @@ from vit_jax.evaluation.classification import (
     prediction_metrics,
     predictions_of,
 )
+from vit_jax.evaluation.mistakes import certainties
 from vit_jax.report.confusion import draw_confusions
 
 
@@ -35,7 +36,7 @@ def collected(logits, labels, size, names=()):
             jnp.arange(size) < size - missing,
             lambda logits, labels: jnp.zeros(len(labels)),
         )
-        outputs = example_outputs(predictions, metrics)
+        outputs = example_outputs(predictions, metrics) | certainties(predictions)
         totals.add(jax.device_get({**outputs, "confusion": confusion_counts(predictions)}))
     return by_class, totals.metrics()
 

@@ -204,6 +204,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         )
     if not is_first_host():
         return
+    evaluator.write_mistakes()
     if config.measures_classes(num_classes):
         draw_confusions(args.workdir)
     if args.json:

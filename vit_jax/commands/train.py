@@ -113,5 +113,7 @@ def _train(
         print_summary(f"finished: {workdir}", result)
         if picture.exists():
             print(f"curves: {picture}")
+        for mistakes in sorted((workdir / "report").glob("mistakes-*.png")):
+            print(f"worst mistakes: {mistakes}")
         print(f"next: python -m vit_jax report {workdir}")
     return 0

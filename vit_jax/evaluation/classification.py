@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.config.evaluation import METRICS
+from vit_jax.data.sources import Source
 from vit_jax.errors import first_few
 from vit_jax.evaluation.by_class import ByClass, confusion_file
 from vit_jax.evaluation.correct import CorrectExamples, correct_file
 from vit_jax.evaluation.metric_totals import MetricTotals
 from vit_jax.evaluation.metrics import LossFn, Metric, Predictions
+from vit_jax.evaluation.mistakes import Mistakes
 
 _USUAL = ("loss", "accuracy_top1", "accuracy_top5")
 _BY_CLASS = ("accuracy_per_class_mean", "roc_auc")
@@ -100,12 +102,14 @@ class PredictionTotals(MetricTotals):
     def __init__(self, metrics: Mapping[str, Metric], by_class: ByClass | None = None):
         super().__init__(metrics)
         self._by_class, self._correct = by_class, CorrectExamples()
+        self._mistakes = None if by_class is None else Mistakes(by_class.names)
 
     def add(self, outputs: Mapping[str, Any]) -> None:
         super().add(outputs)
         self._correct.add(outputs)
-        if self._by_class is not None:
+        if self._by_class is not None and self._mistakes is not None:
             self._by_class.add(outputs)
+            self._mistakes.add(outputs)
 
     def metrics(self) -> dict[str, float]:
         by_class = {} if self._by_class is None else self._by_class.metrics()
@@ -121,3 +125,7 @@ class PredictionTotals(MetricTotals):
         self._correct.write(correct_file(folder, name))
         if self._by_class is not None:
             self._by_class.write(confusion_file(folder, name))
+
+    def write_mistakes(self, folder: Path, name: str, source: Source) -> None:
+        if self._mistakes is not None:
+            self._mistakes.write(folder, name, source)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from vit_jax.data.sources import Source
 from vit_jax.parallel.mesh import batch_sharding, to_devices
 
 # (params, batch, *frozen) -> name -> array for the whole batch, or a dictionary of such arrays,
@@ -43,6 +44,9 @@ class Totals(ABC):
 
     def write(self, folder: Path, name: str) -> None:  # noqa: B027
         """Writes tables of the split `name` into a report folder, if there are any."""
+
+    def write_mistakes(self, folder: Path, name: str, source: Source) -> None:  # noqa: B027
+        """Writes which examples of the split are wrong, if that is known."""
 
 
 def jit_eval_step(eval_step: EvalStep, mesh: Mesh, *shardings: Any) -> EvalStep:

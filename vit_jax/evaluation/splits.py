@@ -105,6 +105,7 @@ class SplitEvaluator:
         self._cached = {name: cached(s, data.cache_mb) for name, s in self.sources.items()}
         spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
         self._measure = functools.partial(measure, spec=spec, mesh=mesh)
+        self._latest: dict[str, tuple[Source, Totals]] = {}
 
     def __call__(
         self,
@@ -136,12 +137,19 @@ class SplitEvaluator:
                         self._warn_of_skipped(name, found.get("skipped_examples", 0), len(source))
                         done[step] = totals, found
                     totals, found = done[step]
+                    self._latest[full_name] = source, totals
                     if is_first_host():
                         self._report_totals(full_name, totals)
                     metrics |= {f"eval/{full_name}/{metric}": v for metric, v in found.items()}
         except StoppedError:
             return None
         return metrics
+
+    def write_mistakes(self) -> None:
+        """Writes which examples of each split were wrong in its latest evaluation."""
+        for name, (source, totals) in self._latest.items():
+            if self._report is not None and is_first_host():
+                totals.write_mistakes(self._report, f"{name}{self._suffix}", source)
 
     def _warn_of_skipped(self, name: str, skipped: float, examples: int) -> None:
         """Logs once how many examples of a split were skipped on all hosts, if any."""

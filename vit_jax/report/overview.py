@@ -196,6 +196,8 @@ def confusion_tables(runs: Sequence[Run]) -> list[Table]:
             "Rows: the true class. Columns: examples by predicted class. Right: the share of the"
             " class that is classified correctly, with its 95 % interval.",
         ]
+        if (path.parent / f"mistakes-{split}.csv").is_file():
+            notes.append(f"mistakes-{split}.csv in its report folder lists all wrong predictions.")
         tables.append(Table(title, ["true class", *predicted, "right"], rows, notes))
     return tables
 

@@ -70,6 +70,8 @@ def train(
             open_session(inputs, folder, stop, account, verbose=verbose) as session,
         ):
             result = _train(session)
+            for splits in (inputs.evaluators.splits, inputs.evaluators.final_splits):
+                splits.write_mistakes()
         result["seconds"] = account.seconds()
         folder.write_json("result.json", result)
     return result

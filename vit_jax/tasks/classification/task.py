@@ -16,6 +16,7 @@ from vit_jax.evaluation.classification import (
     prediction_metrics,
     predictions_of_batch,
 )
+from vit_jax.evaluation.mistakes import certainties
 from vit_jax.losses import as_distribution
 from vit_jax.tasks.image_task import LabelTask
 from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Metrics, Task
@@ -64,6 +65,7 @@ class Classification(LabelTask):
         outputs = example_outputs(predictions, self.metrics)
         if self.by_class:
             outputs["confusion"] = confusion_counts(predictions)
+            outputs |= certainties(predictions)
         return outputs
 
     def totals(self, class_names: Sequence[str]) -> PredictionTotals:
