@@ -38,7 +38,8 @@ def check_data(jobs: Iterable[PlannedJob]) -> None:
 
 def _examples_of(config: Config) -> str:
     values = config.data.to_mapping()
-    return repr(([values.get(key) for key in _KEYS], _splits(config)))
+    keys = (*_KEYS, config.data.source)  # A source of your own has a section of its name.
+    return repr(([values.get(key) for key in keys], _splits(config)))
 
 
 def _splits(config: Config) -> list[str]:
