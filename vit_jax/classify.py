@@ -49,6 +49,12 @@ def predict(model: ImageModel, images: Any) -> Prediction:
 
     >>> classes, probabilities, names = predict(model, ["cat.jpg", "dog.jpg"])  # doctest: +SKIP
     """
+    if not hasattr(model, "config") or not callable(model):
+        raise WeightsError(
+            f"{type(model).__name__} as a model",
+            "a model",
+            "pass vit_jax.load_pretrained(FILE) or vit_jax.load_run(RUN).load_model()",
+        )
     if not family_of(model.config.name).has_classes or _lacks_head(model):
         raise WeightsError(
             f"a {type(model).__name__} without a head of classes",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.config.file import apply_overrides, build_config, load_config, read_mapping
 from vit_jax.config.run import Config
 from vit_jax.data.sources.sequence import passing
-from vit_jax.errors import RunFolderError
+from vit_jax.errors import DataError, RunFolderError
 from vit_jax.interop.load import load_pretrained
 from vit_jax.models.family import ImageModel
 from vit_jax.run.about import saved_steps
@@ -167,6 +167,12 @@ def fit(
 
 
 def _data_keys(data: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(data, str | Path | Mapping) or data in ("", {}):
+        raise DataError(
+            f"data is {data!r}"[:60],
+            'a folder, the name of a dataset, or {"train": (images, labels), "test": ...}',
+            "pass one of these",
+        )
     if isinstance(data, Mapping):
         return {"source": "passed", "name": "passed data", "train_split": "train"}
     path = user_path(str(data))

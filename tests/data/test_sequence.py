@@ -114,6 +114,50 @@ def test_what_is_no_sequence_of_examples_is_one_line(given, words):
         open_source(data_of(*classes), "train")
 
 
+class Broken(Slides):
+    def __getitem__(self, index):
+        if index == 1:
+            raise KeyError("no such slide")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("cls", "attributes", "words"),
+    [
+        (Broken, {}, r"example 1 of .*: KeyError: 'no such slide'; expected an example"),
+        (Slides, {"labels": [0] * 10}, r"example 1 of .* the label 1, and labels\[1\] is 0"),
+        (Slides, {"labels": [0, 1]}, r"labels of .* are int64\[2\]; expected int\[10\]"),
+        (Slides, {"labels": np.zeros(10)}, r"labels of .* are float64\[10\]"),
+        (
+            Slides,
+            {"class_names": {0: "even", 1: "odd"}},
+            "class_names of .* is dict; expected a list",
+        ),
+        (Slides, {"class_names": "ab"}, "class_names of .* is str"),
+    ],
+)
+def test_wrong_examples_and_attributes_are_one_line(cls, attributes, words):
+    def slides(data_dir, split):
+        made = cls(10)
+        made.__dict__ |= {"class_names": ("even", "odd")} | attributes
+        return made
+
+    vit_jax.register_source(slides)
+    with pytest.raises(DataError, match=words):
+        open_source(data_of(), "train")[1]
+
+
+def test_splits_with_other_class_names_are_refused():
+    def slides(data_dir, split):
+        made = Slides(10)
+        made.class_names = ("even", "odd") if split == "train" else ("odd", "even")
+        return made
+
+    vit_jax.register_source(slides)
+    with pytest.raises(DataError, match=r"train and test of .* have different class_names"):
+        open_source(data_of(), "train+test")
+
+
 def test_a_source_that_fails_is_one_line_with_its_place():
     vit_jax.register_source(slides)
     with pytest.raises(PluginError, match=rf"source 'slides' \({__file__}, line \d+\): KeyError"):
@@ -176,6 +220,7 @@ def test_arrays_are_a_source_and_every_byte_is_their_identity():
         (np.zeros((2, 4, 4, 3), np.uint8), [0], "2 images and 1 labels"),
         (np.zeros((2, 4, 4, 3), np.uint8), np.eye(2), r"float64\[2, 2\]; .*labels.argmax\(1\)"),
         (np.zeros((0, 4, 4, 3), np.uint8), np.zeros(0, int), r"data\['train'\] is empty"),
+        ((1, 2), [(1, 2), 3], r"the labels of data\['train'\] are no array"),
     ],
 )
 def test_arrays_that_are_no_images_or_labels_are_one_line(images, labels, words):
@@ -187,5 +232,11 @@ def test_passed_data_are_there_only_while_fit_runs():
     data = Config.from_mapping(small_mapping()).data.replace(source="passed")
     with pytest.raises(DataError, match=r"no data are passed.*call vit_jax.fit again"):
         open_source(data, "train")
-    with pytest.raises(DataError, match=r"data\['test'\] is int"), passing({"test": 3}):
-        pass
+    for given, words in [
+        ({"test": 3}, r"data\['test'\] is int"),
+        ({"test": {"a": 1}}, r"data\['test'\] is dict"),
+        ({"my test": []}, "data has the split 'my test'; expected a name of letters"),
+        ({"all": []}, "data has the split 'all'"),
+    ]:
+        with pytest.raises(DataError, match=words), passing(given):
+            pass

@@ -61,6 +61,8 @@ def test_metrics_are_chosen_by_name_and_early_stopping_may_use_them():
     [
         (np.zeros(3), r"metric 'bad' .*returned array.*expected a number"),
         ("high", r"metric 'bad' .*returned 'high'"),
+        (1.5, r"metric 'bad' .*returned 1.5; expected a number in \[0, 1\]"),
+        (np.nan, None),
         (1 / 2, None),
         (None, None),
     ],
@@ -72,9 +74,13 @@ def test_a_metric_is_tried_on_made_up_predictions(value, words):
         seen.append((logits.shape, np.bincount(labels).tolist()))
         return value
 
-    vit_jax.register_metric(direction="higher")(bad)
+    vit_jax.register_metric(direction="higher", bounds=(0, 1))(bad)
     if words is None:
-        METRICS["bad"]().try_out(3)
+        metric = METRICS["bad"]()
+        metric.try_out(3)
+        rows = {"logits": np.zeros((2, 3)), "labels": np.zeros(2, int)}
+        assert metric.of_all(rows) == (None if value is None or np.isnan(value) else value)
+        seen.pop()
         assert seen == [((6, 3), [2, 2, 2])]
         return
     with pytest.raises(PluginError, match=words):
@@ -87,7 +93,14 @@ def test_what_cannot_be_a_metric_is_refused():
 
     def keyed(logits, labels, *, average: str = "macro"): ...
     def one(logits): ...
+    def examples(logits, labels): ...
 
-    for function, words in [(keyed, "has the keyword 'average"), (one, r"takes \(logits\)")]:
+    with pytest.raises(PluginError, match=r"unit 'ms' and bounds \(1, 0\)"):
+        vit_jax.register_metric(direction="higher", unit="ms", bounds=(1, 0))  # pyright: ignore
+    for function, words in [
+        (keyed, "has the keyword 'average"),
+        (one, r"takes \(logits\)"),
+        (examples, "has the name of a count"),
+    ]:
         with pytest.raises(PluginError, match=words):
             vit_jax.register_metric(direction="higher")(function)

@@ -35,7 +35,8 @@ def _latex(table: Table) -> str:
         if score is None:
             return _escaped(cell.text)
         text = _score(score, table.metric)
-        return rf"$\mathbf{{{text}}}$" if (column, row) in bold else f"${text}$"
+        text = rf"$\mathbf{{{text}}}$" if (column, row) in bold else f"${text}$"
+        return f"{text} (incomplete)" if "pending" in cell.kind else text
 
     lines = [
         " & ".join(
@@ -50,7 +51,7 @@ def _latex(table: Table) -> str:
     ]
     return "\n".join(
         [
-            *(f"% {line}" for line in [table.title, *table.notes, _ABOUT]),
+            *(f"% {' '.join(line.split())}" for line in [table.title, *table.notes, _ABOUT]),
             rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
             r"\toprule",
             " & ".join(map(_escaped, table.header)) + r" \\",

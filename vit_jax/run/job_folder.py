@@ -227,7 +227,7 @@ def _numbers_in(name: str) -> dict[str, float]:
     found = {}
     for key, equals, value in pairs:
         with contextlib.suppress(ValueError):
-            if equals:
+            if equals and key != "seed":
                 found[key] = float(value)
     return found
 

@@ -36,10 +36,13 @@ class EarlyStopping:
         return self._patience is not None and self._since >= self._patience
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds an evaluation. A repeated step is ignored, and NaN is never an improvement."""
+        """Adds an evaluation. A repeated step is ignored.
+
+        NaN, or no value of the metric, is never an improvement.
+        """
         if self._metric is None or step <= self._step:
             return
-        score = metrics[self._metric]
+        score = metrics.get(self._metric, math.nan)
         if kind_of(self._metric).lower:
             score = -score
         self._step = step

@@ -43,11 +43,13 @@ class Evaluators:
         features_every: steps between these evaluations; None: only at the end.
     """
 
-    def __init__(self, config: Config, program: Program, num_examples: int, report: Path):
+    def __init__(self, config: Config, program: Program, trained: Source, report: Path):
         data, batch_size = config.data, eval_batch_size(config)
         evaluation = config.evaluation
-        self.splits = open_splits(config, program, evaluation.splits, report=report)
-        self.final_splits = open_splits(config, program, evaluation.final_splits, report=report)
+        names = trained.class_names if config.task.uses_labels else ()
+        options = {"report": report, "head": (names, f"the training split {data.train_split}")}
+        self.splits = open_splits(config, program, evaluation.splits, **options)
+        self.final_splits = open_splits(config, program, evaluation.final_splits, **options)
         open_evaluator = program.task.open_evaluator
         self.of_task = open_evaluator(program.mesh, batch_size) if open_evaluator else None
         self.features = FrozenEvaluator(
@@ -58,7 +60,7 @@ class Evaluators:
             program.mesh,
             batch_size=batch_size,
         )
-        sizes = {"batch_size": data.global_batch_size, "num_examples": num_examples}
+        sizes = {"batch_size": data.global_batch_size, "num_examples": len(trained)}
         self.splits_every, self.features_every = (
             duration_in_steps(section, "interval", **sizes)
             for section in (evaluation, config.fewshot)
@@ -117,7 +119,7 @@ def open_inputs(config: Config, workdir: Path, program: Program | None = None) -
     if attention is not None and attention["kernel"] == "xla":
         program = build(config.replace(model=config.model.with_xla_attention()))
     report = workdir.expanduser() / "report"
-    evaluators = Evaluators(config, program, len(source), report)
+    evaluators = Evaluators(config, program, source, report)
     return RunInputs(config, program, attention, training, evaluators)
 
 
@@ -145,6 +147,14 @@ def check_metrics(config: Config, num_classes: int) -> None:
     measured = prediction_metrics(
         num_classes, config.evaluation.metrics, by_class=config.measures_classes(num_classes)
     )
+    absent = [name for name in config.evaluation.metrics if name not in measured]
+    if absent:
+        raise ConfigError(
+            f"has {absent[0]!r}, which is not measured with {num_classes} classes",
+            "metrics of so many classes",
+            "leave it out",
+            key="evaluation.metrics",
+        )
     for own in measured.values():
         if isinstance(own, OwnMetric):
             own.try_out(num_classes)

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from vit_jax.config.data import DataConfig, SourceConfig
 from vit_jax.data.any_image import image_data
 from vit_jax.data.sources.base import Example, Source, hash_of
 from vit_jax.data.sources.splits import read_split
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, UserError
 from vit_jax.storage.paths import user_path
 
 # Examples that the identity of a sequence is made of, spread over its length.
@@ -34,10 +35,11 @@ class SequenceSource(Source):
     ):
         sizes = {key: [len(sequence)] for key, sequence in sequences.items()}
         self.spans = read_split(split, sizes, name)
-        self.name, self.class_names = f"{name} {split}", tuple(class_names)
+        self.name, self.class_names = f"{name} {split}", tuple(map(str, class_names))
         self._sequences = sequences
+        self._labels = {s.split: _given_labels(sequences[s.split], self.name) for s in self.spans}
         self._ends = np.cumsum([span.stop - span.start for span in self.spans])
-        self.quick_labels = all(hasattr(sequences[s.split], "labels") for s in self.spans)
+        self.quick_labels = all(labels is not None for labels in self._labels.values())
         identities = {s.split: _identity(sequences[s.split], name) for s in self.spans}
         self.fingerprint = hash_of(self.spans, identities)
 
@@ -56,15 +58,22 @@ class SequenceSource(Source):
         return Example(*found, f"{span.split}[{place}]")
 
     def labels(self) -> np.ndarray:
-        if not self.quick_labels:
-            return super().labels()
-        parts = [np.asarray(self._sequences[s.split].labels)[s.start : s.stop] for s in self.spans]
-        return np.concatenate(parts)
+        parts = [(self._labels[span.split], slice(span.start, span.stop)) for span in self.spans]
+        known = [labels[part] for labels, part in parts if labels is not None]
+        return np.concatenate(known) if self.quick_labels else super().labels()
 
 
 def _pair(sequence: Any, place: int, what: str) -> tuple[Any, int]:
     """Returns the stored image and the label of an example."""
-    pair = sequence[place]
+    try:
+        pair = sequence[place]
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise DataError(
+            f"{what}: {type(error).__name__}: {reason}", "an example", "repair its [i]"
+        ) from error
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{what} is {type(pair).__name__}", "a pair (image, label)", "return one")
     image, label = pair
@@ -80,6 +89,21 @@ def _pair(sequence: Any, place: int, what: str) -> tuple[Any, int]:
         raise DataError(f"{what}: {error.got}", error.expected, error.fix) from None
 
 
+def _given_labels(sequence: Any, name: str) -> np.ndarray | None:
+    """Returns the attribute `labels` of a sequence, after checking it; None: there is none."""
+    given = getattr(sequence, "labels", None)
+    if given is None or callable(given):
+        return None
+    labels = np.asarray(given)
+    if labels.shape != (len(sequence),) or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            f"labels of {name} are {labels.dtype}{list(labels.shape)}",
+            f"int[{len(sequence)}], the number of the class of each example",
+            "correct the attribute, or leave it out",
+        )
+    return labels
+
+
 def _identity(sequence: Any, name: str) -> str:
     """Returns a digest of the length and a sample of a sequence; of all bytes of arrays."""
     if isinstance(sequence, ArrayPairs):
@@ -87,6 +111,14 @@ def _identity(sequence: Any, name: str) -> str:
     found = hashlib.sha256(str(len(sequence)).encode())
     for place in np.unique(np.linspace(0, len(sequence) - 1, _SAMPLES).astype(int)).tolist():
         image, label = _pair(sequence, place, f"example {place} of {name}")
+        given = _given_labels(sequence, name)
+        if given is not None and given[place] != label:
+            raise DataError(
+                f"example {place} of {name} has the label {label}, and labels[{place}] is"
+                f" {given[place]}",
+                "the same label",
+                "correct one of the two",
+            )
         shape = image.shape if isinstance(image, np.ndarray) else len(image)
         content = image if isinstance(image, bytes) else np.ascontiguousarray(image).tobytes()
         found.update(f"{place} {label} {shape}\0".encode() + content)
@@ -103,6 +135,11 @@ class _Counter(io.RawIOBase):
         if self.count > _MOST_PICKLED_BYTES:
             raise OverflowError
         return memoryview(content).nbytes
+
+
+def _is_sequence(given: Any) -> bool:
+    has_both = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    return has_both and not isinstance(given, Mapping | str | bytes)
 
 
 def _can_be_pickled(sequence: Any) -> bool:
@@ -126,14 +163,36 @@ def open_own_source(section: SourceConfig, data: DataConfig, split: str) -> Sequ
     folder = None if data.data_dir is None else str(user_path(data.data_dir))
     sequences = {name: section.call(folder, name) for name in names}
     for name, sequence in sequences.items():
-        if not hasattr(sequence, "__len__") or not hasattr(sequence, "__getitem__"):
+        if not _is_sequence(sequence):
             raise section.own.error(
                 f"returned {type(sequence).__name__} for the split {name!r}",
                 "a sequence of examples: len(it), and it[i], a pair (image, label)",
                 "return one, such as a list",
             )
-    named = [getattr(sequence, "class_names", None) for sequence in sequences.values()]
-    return _opened(sequences, split, data, next((n for n in named if n is not None), None))
+    return _opened(sequences, split, data, _class_names(sequences, data.name))
+
+
+def _class_names(sequences: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
+    """Returns the class names that sequences have, in the order of the labels; None: none has."""
+    found = {}
+    for split, sequence in sequences.items():
+        given = getattr(sequence, "class_names", None)
+        if given is None or not len(given):
+            continue
+        if isinstance(given, str | Mapping):
+            raise DataError(
+                f"class_names of {name} is {type(given).__name__}",
+                "a list of names, in the order of the labels",
+                "make it one",
+            )
+        found[split] = tuple(map(str, given))
+    if len({*found.values()}) > 1:
+        raise DataError(
+            f"the splits {' and '.join(found)} of {name} have different class_names",
+            "the same names in the same order",
+            "give all splits the same",
+        )
+    return next(iter(found.values()), None)
 
 
 def open_passed_source(data: DataConfig, split: str) -> SequenceSource:
@@ -147,8 +206,7 @@ def open_passed_source(data: DataConfig, split: str) -> SequenceSource:
         )
     pairs = [s for s in sequences.values() if isinstance(s, ArrayPairs)]
     classes = 1 + max((int(pair.labels.max()) for pair in pairs if len(pair)), default=-1)
-    named = [getattr(sequence, "class_names", None) for sequence in sequences.values()]
-    names = next((n for n in named if n is not None), tuple(map(str, range(classes))) or None)
+    names = _class_names(sequences, data.name) or tuple(map(str, range(classes))) or None
     return _opened(sequences, split, data, names)
 
 
@@ -186,7 +244,14 @@ class ArrayPairs:
     """
 
     def __init__(self, images: Any, labels: Any, what: str):
-        self.labels = np.asarray(labels)
+        try:
+            self.labels = np.asarray(labels)
+        except ValueError:
+            raise DataError(
+                f"the labels of {what} are no array",
+                "(images, labels) with int[N]",
+                "pass a list, not a tuple, of pairs (image, label)",
+            ) from None
         if self.labels.ndim != 1 or not np.issubdtype(self.labels.dtype, np.integer):
             raise DataError(
                 f"the labels of {what} are {self.labels.dtype}{list(self.labels.shape)}",
@@ -243,9 +308,15 @@ def passing(data: Mapping[str, Any]) -> Iterator[None]:
     """
     made = {}
     for split, given in data.items():
+        if not isinstance(split, str) or not re.fullmatch(r"[\w-]+", split) or split == "all":
+            raise DataError(
+                f"data has the split {split!r}",
+                "a name of letters, digits, _ and -, other than all",
+                "rename it",
+            )
         if isinstance(given, tuple) and len(given) == 2:
             given = ArrayPairs(*given, f"data[{split!r}]")
-        elif not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        elif not _is_sequence(given):
             raise DataError(
                 f"data[{split!r}] is {type(given).__name__}",
                 "(images, labels), or a sequence whose [i] is a pair (image, label)",

@@ -6,6 +6,7 @@ sums over the split (`value`).
 """
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar
@@ -18,6 +19,10 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from vit_jax.config.evaluation import METRICS
 from vit_jax.errors import PluginError
 from vit_jax.own_functions import OwnFunction, own_function, owner_of
+
+log = logging.getLogger(__name__)
+# What else is measured of a split.
+_TAKEN = ("examples", "skipped_examples")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -160,12 +165,22 @@ class OwnMetric(OfAll):
 
     def of_all(self, rows: Mapping[str, np.ndarray]) -> float | None:
         value = self.own(rows["logits"], rows["labels"])
+        if value is None:
+            return None
+        low, high = self.kind.bounds
         try:
-            return None if value is None else float(value)
+            number = float(value)
         except (TypeError, ValueError):
+            number = None
+        if number is None or number < low or number > high:
+            bounds = "" if math.isinf(high - low) else f" in [{low:g}, {high:g}]"
             raise self.own.error(
-                f"returned {value!r}"[:80], "a number, or None", "return one"
-            ) from None
+                f"returned {value!r}"[:80], f"a number{bounds}, or None", "return one"
+            )
+        if math.isfinite(number):
+            return number
+        log.warning("metric %r is %g, and left out", self.own.name, number)
+        return None
 
     def try_out(self, num_classes: int) -> None:
         """Calls the function with made-up predictions, so that a mistake shows before training."""
@@ -179,7 +194,7 @@ def register_metric(
     direction: str,
     title: str = "",
     bounds: tuple[float, float] = (-math.inf, math.inf),
-    unit: Literal["", "%"] = "",
+    unit: str = "",
 ) -> Callable[[F], F]:
     """Registers a metric of the predictions on a split; use it as a decorator with a direction.
 
@@ -209,10 +224,20 @@ def register_metric(
     """
     if direction not in ("higher", "lower"):
         raise PluginError(f"a metric of direction {direction!r}", "higher or lower", "choose one")
+    if not (unit == "" or unit == "%") or not bounds[0] < bounds[1]:
+        raise PluginError(
+            f"a metric of unit {unit!r} and bounds {bounds!r}",
+            "unit '' or '%', and bounds (smallest, largest)",
+            "correct them",
+        )
     kind = MetricKind(title, direction == "lower", bounds, unit)
 
     def register(function: F) -> F:
         own = own_function("metric", function, ("logits", "labels"))
+        if own.name in _TAKEN:
+            raise own.error(
+                "has the name of a count", f"another than {', '.join(_TAKEN)}", "rename it"
+            )
         if own.keywords:
             raise own.error(
                 f"has the keyword '{own.keywords[0]}'", "no keywords", "write a metric for each"
