@@ -51,7 +51,13 @@ def load_plugins(names: Sequence[str]) -> None:
             if name.endswith(".py"):
                 runpy.run_path(str(Path(name).expanduser()))
             else:
-                importlib.import_module(name)
+                module = importlib.import_module(name)
+                if module.__file__ is None:  # A folder, which Python takes for a package.
+                    raise PluginError(
+                        f"{name} is a folder without __init__.py",
+                        "a module",
+                        "go to the folder that the package lies in, or correct --plugin",
+                    )
         except UserError:
             raise
         except ModuleNotFoundError as error:

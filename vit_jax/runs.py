@@ -113,8 +113,8 @@ def fit(
             replaces the recipe's. Or {"train": (images, labels), "test": ...} with images
             u8[N, H, W, 3] and labels i[N]; the run evaluates the splits other than "train".
             Instead of a pair, a split may be a sequence as in `register_source`. A run resumes only
-            with the same examples: all bytes of arrays are compared, of other sequences the length
-            and 32 examples.
+            with the same training examples: all bytes of arrays are compared, of other sequences
+            the length and 32 examples. A finished run is returned without looking at them.
         verbose: whether to print the progress.
         new_code: whether to resume a run that was last run with other code or packages. The result
             is then not bit for bit that of a run that never stopped.

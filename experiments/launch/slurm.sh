@@ -20,7 +20,9 @@ set -euo pipefail
 
 # --- edit: what to run (or set them in the environment); absolute paths, on a shared disk -------
 export CONFIG=${CONFIG:-configs/pretrain.py:imagenet2012,B/16}
-run=$(sed 's/.*configs\///; s/\.py//; s/[^A-Za-z0-9]\+/-/g' <<<"$CONFIG" | tr A-Z a-z) # its name
+run=${CONFIG##*configs/}
+run=$(tr -cs 'A-Za-z0-9' '-' <<<"${run/.py/}" | tr A-Z a-z) # its name
+run=${run#-} run=${run%-}
 export WORKDIR=${WORKDIR:-$PWD/runs/$run}
 export ARGUMENTS=${ARGUMENTS:---config.data.data_dir=$PWD/DATA}
 export PYTHON=${PYTHON:-} # of your own environment: nothing is installed, the clone runs as it is

@@ -17,7 +17,9 @@ SPOT=${SPOT---spot} # empty: on demand
 REPOSITORY=${REPOSITORY:-MY_GIT_URL}
 BUCKET=${BUCKET:-gs://MY_BUCKET} # holds the data and the run folders
 CONFIG=${CONFIG:-configs/pretrain.py:imagenet2012,B/16}
-run=$(sed 's/.*configs\///; s/\.py//; s/[^A-Za-z0-9]\+/-/g' <<<"$CONFIG" | tr A-Z a-z) # its name
+run=${CONFIG##*configs/}
+run=$(tr -cs 'A-Za-z0-9' '-' <<<"${run/.py/}" | tr A-Z a-z) # its name
+run=${run#-} run=${run%-}
 NAME=${NAME:-$run} # of the slice
 WORKDIR=${WORKDIR:-$BUCKET/runs/$run}
 ARGUMENTS=${ARGUMENTS:---config.data.data_dir=$BUCKET/data}

@@ -347,8 +347,9 @@ def test_labels_that_are_alike_or_lists_and_images_that_are_listed_twice_are_sai
 @pytest.mark.parametrize(("count", "said"), [(5, False), (12, True)])
 def test_labels_that_may_be_measurements_are_said(tmp_path, caplog, count, said):
     tree(tmp_path, "x")
-    (tmp_path / "x" / "0.png").write_bytes(IMAGE)
-    rows = [f"x/0.png,{number + 0.5}" for number in range(count)]
+    for number in range(count):
+        (tmp_path / "x" / f"{number}.png").write_bytes(IMAGE)
+    rows = [f"x/{number}.png,{number + 0.5}" for number in range(count)]
     (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows]))
     list_images(tmp_path / "it.csv")
     words = (

@@ -26,7 +26,8 @@ def put(folder, model, correct, *, seed=0, labels=LABELS):
     """Writes a finished run that was right for some of the images."""
     run = folder / f"{model}-{seed}"
     score = float(np.mean(correct))
-    write(run, config=config(model, seed=seed), result=result(score, 400))
+    figures = result(score, 400) | {"eval/test/examples": len(correct)}
+    write(run, config=config(model, seed=seed), result=figures)
     kept = CorrectExamples()
     kept.add({"correct": correct, "label": labels, "mask": np.ones(len(correct), bool)})
     kept.write(correct_file(run / "report", "test"))

@@ -31,8 +31,8 @@ def test_a_table_by_hand():
         r"\toprule",
         r"model & pets\_37 \\",
         r"\midrule",
-        r"A \& B & $\mathbf{80.00 \pm 2.00}$ \\",
-        r"C & $70.00^{+2.00}_{-4.00}$ \\",
+        r"{}A \& B & $\mathbf{80.00 \pm 2.00}$ \\",
+        r"{}C & $70.00^{+2.00}_{-4.00}$ \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -54,5 +54,5 @@ def test_tables_without_means_and_cells_without_a_score():
     assert tables_tex([Table("Models", ["model"], [[Cell("a")]])]) == ""
     table = table_of([("a", 0.5, NAN, NAN, True)])
     table.rows.append([Cell("chance"), Cell("10.00")])
-    assert r"a & $50.00$ \\" in lines_of(table)
-    assert r"chance & 10.00 \\" in lines_of(table)
+    assert r"{}a & $50.00$ \\" in lines_of(table)
+    assert r"{}chance & 10.00 \\" in lines_of(table)

@@ -178,6 +178,15 @@ class DataConfig(Section):
 
     def check(self) -> None:
         self.augment.crop.check_size(self.image_size)
+        if self.source not in get_args(SourceKind):
+            for key in ("image_key", "label_key"):
+                if getattr(self, key) is not None:
+                    raise ConfigError(
+                        f"is {getattr(self, key)!r} for source {self.source}",
+                        "pairs of an image and a label",
+                        "leave it out",
+                        key=key,
+                    )
         if self.interpolation == "bicubic" and not self.antialias:
             raise ConfigError(
                 "is false with bicubic interpolation",

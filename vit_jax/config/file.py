@@ -90,7 +90,20 @@ def apply_override_texts(mapping: dict[str, Any], overrides: Sequence[str]) -> N
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
         pairs.append((key, text))
+    _check_durations([key for key, _ in pairs])
     apply_overrides(mapping, pairs, lambda key, text: parse_override(Config, key, text, mapping))
+
+
+def _check_durations(keys: Sequence[str]) -> None:
+    """Raises ConfigError if a duration is given in two units."""
+    found: dict[str, str] = {}
+    for key in keys:
+        prefix, _, unit = key.rpartition("_")
+        first = found.setdefault(prefix, key) if unit in DURATION_UNITS else key
+        if first != key:
+            raise ConfigError(
+                f"is given and so is {key!r}", "one of the two", "leave one out", key=first
+            )
 
 
 def apply_overrides(

@@ -17,8 +17,8 @@ def overlap(one: str, other: str) -> bool | None:
     (False, True, True)
     >>> overlap("train800", "val200")
     False
-    >>> overlap("train[90%:]", "train[:1000]") is None
-    True
+    >>> overlap("train[90%:]", "train[:1000]") is None, overlap("train[:95%]", "train[-20%:]")
+    (True, True)
     """
     found = [_shared(a, b) for a in _parts(one) for b in _parts(other)]
     if True in found:
@@ -68,8 +68,9 @@ def _shared(one: str, other: str) -> bool | None:
 
 
 def _span(part: re.Match[str]) -> tuple[str, float, float] | None:
-    """Returns unit, begin and end of a slice; None for mixed units or a negative index."""
+    """Returns unit, begin and end of a slice; None for mixed units or a negative number."""
     ends = [(part[end] or "").strip() for end in ("from", "to")]
+    ends = [f"{100 - int(e[1:-1])}%" if re.fullmatch(r"-\d+%", e) else e for e in ends]
     units = {"%" if end.endswith("%") else "examples" for end in ends if end}
     numbers = [end.removesuffix("%") for end in ends]
     if len(units) != 1 or any(n and not n.isdecimal() for n in numbers):

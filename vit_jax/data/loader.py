@@ -273,7 +273,7 @@ def _follow_parent(worker: int, count: int) -> None:
     """
     del worker, count
     if can_handle_signals():
-        for number in WARNING_SIGNALS:
+        for number in (*WARNING_SIGNALS, signal.SIGINT):  # Ctrl-C goes to all of a terminal.
             signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
 

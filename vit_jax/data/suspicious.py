@@ -45,7 +45,7 @@ def training_warnings(
     warnings = split_warnings(train, list(others.values()), source.class_names)
     for name, other in evaluated.items():
         # Evaluating training examples may be intended, and then it is called so.
-        compares = same[name] and not name.startswith("train")
+        compares = same[name] and name not in ("train", "training", "train_eval")
         shared = _num_shared(source, other) if compares else 0
         if shared:
             warnings.append(

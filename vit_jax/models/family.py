@@ -288,7 +288,9 @@ def as_images(images: Any, image_size: tuple[int, int] | None) -> jax.Array:
     given = images
     try:
         if not hasattr(given, "dtype"):
-            given = np.array(given if isinstance(given, list | tuple) else str(given), np.float32)
+            if not isinstance(given, list | tuple) or any(hasattr(x, "getbands") for x in given):
+                raise TypeError  # Files and PIL images.
+            given = np.array(given, np.float32)
         images = jnp.asarray(given)
     except (TypeError, ValueError):
         raise ModelError(

@@ -3,7 +3,12 @@
 import pandas as pd
 
 from vit_jax.report.curves import main_score
-from vit_jax.report.frame import differing, differing_settings, text_column
+from vit_jax.report.frame import (
+    differing,
+    differing_settings,
+    differing_starts,
+    text_column,
+)
 from vit_jax.report.labels import title_of
 from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
 from vit_jax.report.scores import metric_regex, observe
@@ -41,7 +46,10 @@ def row_column(frame: pd.DataFrame) -> str:
         return "name"
     rows = "+".join(["model"] * ("model.name" in changed or not settings) + settings)
     places = pd.DataFrame({"row": text_column(frame, rows), **frame[["dataset", "seed"]]})
-    return "name" if places[frame["seed"].notna()].duplicated().any() else rows
+    if places[frame["seed"].notna()].duplicated().any():
+        return "name"
+    cells = places.groupby(["row", "dataset"], dropna=False)
+    return "name" if any(differing_starts(of.index) for _, of in cells) else rows
 
 
 def default_tables(frame: pd.DataFrame) -> list[TableRequest]:
@@ -50,7 +58,9 @@ def default_tables(frame: pd.DataFrame) -> list[TableRequest]:
     metrics, found = _metrics(final), []
     if score := main_score(metrics):
         split = score.rpartition("/")[0]
-        names = (score, f"{split}/accuracy_per_class_mean", f"{split}/roc_auc")
+        own = [m for run in final.index for m in run.config.get("evaluation.metrics") or ()]
+        others = dict.fromkeys(["accuracy_per_class_mean", "roc_auc", *own])
+        names = dict.fromkeys([score, *(f"{split}/{name}" for name in others)])
         rows = row_column(final)
         found = [TableRequest(metric=n, rows=rows, where=where) for n in names if n in metrics]
     for pattern, columns in _FROZEN_FEATURE_METRICS.items():

@@ -104,6 +104,11 @@ def differing(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if any(m.get(key) != mappings[0].get(key) for m in mappings)]
 
 
+def differing_starts(runs: Iterable[Run]) -> list[str]:
+    """Returns the config keys of other weights than those of another seed that runs start from."""
+    return differing([run.start for run in runs if run.config])
+
+
 def differing_settings(runs: Iterable[Run]) -> list[str]:
     """Returns the config keys in which runs differ, except the seed and bookkeeping."""
     return differing([run.settings for run in runs if run.config])

@@ -337,7 +337,8 @@ def _of_all_images(run: Run, metric: str, value: float) -> _Tested | None:
     examples = int(run.figures.get(f"{'/'.join(metric.split('/')[:2])}/examples", 0))
     match = re.fullmatch(r"eval/(.+)/accuracy_top1", metric)
     found = match and _read(correct_file(run.path / "report", match[1]))
-    if found and abs(found.accuracy - value) < _ROUNDING:
+    same_number = found and examples in (0, found.counted.sum())
+    if found and same_number and abs(found.accuracy - value) < _ROUNDING:
         right, total = found.correct.sum(), found.counted.sum()
         return _Tested(np.array([float(right)]), np.array([total]), found)
     share = min(max(value, 0.0), 1.0)

@@ -118,6 +118,12 @@ class Run:
         """The config without the seed, and without keys that do not change what is trained."""
         return {k: v for k, v in self.config.items() if not _BOOKKEEPING.fullmatch(k)}
 
+    @functools.cached_property
+    def start(self) -> dict[str, str]:
+        """The weights that it started from or measured, without the seed in their paths."""
+        paths = {key: self.config.get(key) for key in _INIT_KEYS}
+        return {k: re.sub(r"seed\D?\d+", "seed", v) for k, v in paths.items() if isinstance(v, str)}
+
     @property
     def init_from(self) -> str | None:
         """The path or URL of the weights it started from; None for random weights."""
@@ -158,7 +164,9 @@ class Run:
     @property
     def dataset(self) -> Any:
         """Name of the dataset, from the labels, the config or the result."""
-        return self._find_name("dataset", "data.name")
+        found, place = self._find_name("dataset", "data.name"), self.config.get("data.data_dir")
+        # Recipes for folders have this name for any folder.
+        return Path(place).name if found == "folder" and isinstance(place, str) else found
 
     def _find_name(self, label: str, key: str) -> Any:
         configured = self.config.get(label, self.config.get(key, self.result.get(label)))

@@ -226,6 +226,8 @@ def _notes(
     unit = "Percent. " if kind_of(request.metric).is_fraction else ""
     extreme = "smallest" if request.smallest_is_best else "largest"
     alike = ", and means that do not differ significantly from it"
+    if means["low"].isna().any():
+        alike = ", and means that are known not to differ significantly from it"
     alike = alike if means["low"].notna().any() else ""
     notes = [
         f"{unit}{describe_means(means)}.",

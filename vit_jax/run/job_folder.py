@@ -11,6 +11,7 @@ in the user's cache folder. The log is added to log.txt when the job ends.
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import platform
 import re
@@ -210,25 +211,26 @@ def edges_of_grid(chosen: str, candidates: Sequence[str]) -> list[str]:
     """
     tried: dict[str, set[float]] = {}
     for name in candidates:
-        for key, value in _numbers_in(name).items():
-            tried.setdefault(key, set()).add(value)
+        for key, text in _numbers_in(name).items():
+            tried.setdefault(key, set()).add(float(text))
     found = []
-    for key, value in _numbers_in(chosen).items():
-        values = tried.get(key, set())
-        if len(values) > 1 and value in (min(values), max(values)):
+    for key, text in _numbers_in(chosen).items():
+        value, values = float(text), tried.get(key, set())
+        # Nothing is below zero, such as no dropout.
+        if len(values) > 1 and value and value in (min(values), max(values)):
             which = "smallest" if value == min(values) else "largest"
-            found.append(f"{key}={value:g} is the {which} of {len(values)}")
+            found.append(f"{key}={text} is the {which} of {len(values)}")
     return found
 
 
-def _numbers_in(name: str) -> dict[str, float]:
+def _numbers_in(name: str) -> dict[str, str]:
     """Returns key -> value of the parts "key=value" of a candidate's name that are numbers."""
     pairs = [part.partition("=") for part in name.rpartition("/")[2].split(",")]
     found = {}
     for key, equals, value in pairs:
         with contextlib.suppress(ValueError):
-            if equals and key != "seed":
-                found[key] = float(value)
+            if equals and key != "seed" and math.isfinite(float(value)):
+                found[key] = value
     return found
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from vit_jax.config.evaluation import METRICS
 from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_overlap, overlap
 from vit_jax.errors import SweepError, nearest
@@ -30,7 +31,7 @@ class Selection:
         name: of the selection; may contain "/".
         candidates: training jobs or (config, overrides) pairs.
         metric: key of result.json, e.g. "eval/dev/accuracy_top1".
-        mode: whether the largest or the smallest value is best.
+        mode: whether the largest or the smallest value is best; None: as the metric has it.
         seeds: one final run per seed; empty: no final runs.
         final_config: config of the final runs; None: the candidate's.
         final_overrides: overrides of the final runs, on top of the candidate's. "{seed}" in a text
@@ -47,7 +48,7 @@ class Selection:
     name: str
     candidates: Sequence[Any]
     metric: str
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] | None = None
     seeds: Sequence[int] = (0, 1, 2)
     final_config: str | None = None
     final_overrides: Overrides = dataclasses.field(default_factory=dict)
@@ -58,7 +59,8 @@ class Selection:
     def __post_init__(self):
         where = f"selection {self.name!r}"
         check_name(self.name, where)
-        check_choice(where, "mode", self.mode, ("max", "min"))
+        if self.mode is not None:
+            check_choice(where, "mode", self.mode, ("max", "min"))
         check_choice(where, "on_failed", self.on_failed, ("wait", "skip"))
         if len(set(self.seeds)) < len(self.seeds):
             raise SweepError(
@@ -130,10 +132,11 @@ def check_selection(
     name = split_of(selection.metric)
     kind = kind_of(selection.metric)
     better = "min" if kind.lower else "max"
-    if selection.mode != better and kind != MetricKind():
+    is_known = kind != MetricKind() or selection.metric.rpartition("/")[2] in METRICS
+    if selection.mode not in (None, better) and is_known:
         words = {"max": "largest", "min": "smallest"}
         raise SweepError(
-            f"selection {selection.name!r} selects the {words[selection.mode]}"
+            f"selection {selection.name!r} selects the {words[str(selection.mode)]}"
             f" {selection.metric!r}",
             f"the {words[better]}, which is the best",
             f"set mode={better!r}, or name another metric",
@@ -141,6 +144,14 @@ def check_selection(
     if name is not None:
         for config in candidates:
             _check_candidate(selection, name, config)
+        measured = {config.evaluation.all_splits[name] for config in candidates}
+        if len(measured) > 1:
+            raise SweepError(
+                f"the candidates of selection {selection.name!r} have different splits {name!r}:"
+                f" {' and '.join(sorted(measured))}",
+                "scores on the same images",
+                f"evaluate the same {name!r} in all of them",
+            )
     if selection.choose_on_test or not finals:
         return
     if name is None:
@@ -225,10 +236,11 @@ def select_best(
             f"one of {', '.join(metrics) or 'the metrics of result.json'}",
             f"did you mean {nearest(metric, metrics)!r}?" if metrics else "check the jobs",
         )
-    chosen = (max if selection.mode == "max" else min)(known, key=lambda name: known[name])
+    mode = selection.mode or ("min" if kind_of(metric).lower else "max")
+    chosen = (max if mode == "max" else min)(known, key=lambda name: known[name])
     return {
         "metric": metric,
-        "mode": selection.mode,
+        "mode": mode,
         "split": split_of(metric),
         "chosen": chosen,
         "score": known[chosen],

@@ -61,6 +61,7 @@ from vit_jax.data.sources.folder_layout import (
 )
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
 from vit_jax.data.sources.image_table import MISSING, label_text, read_rows
+from vit_jax.data.sources.split_names import split_of
 from vit_jax.data.sources.tar_files import Contents, Member, labelled, read_shard
 from vit_jax.errors import DataError, first_few
 from vit_jax.storage.block_cache import BlockCache
@@ -367,6 +368,8 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
         warnings.append(f"classes that may be several labels: {first_few(lists, _MAX_NAMED)}")
     if missing and set(classes) != {"-1", "1"}:
         warnings.append(f"classes that may be missing labels: {', '.join(missing)}")
+    if splits := [name for name in classes if split_of(name) not in (None, "train")]:
+        warnings.append(f"classes that are named like splits: {first_few(splits, _MAX_NAMED)}")
     fractions = [
         name
         for name in classes
@@ -407,6 +410,17 @@ def make_listing(
     `classes` are the names of the images' groups, in label order. `packed` images are in tar files.
     """
     _warn_of_class_names(root, classes)
+    inside = {
+        folder
+        for image in found
+        for folder in image.name.split("/")[1:-1]
+        if split_of(folder) not in (None, split_of(image.split)) and folder != image.group
+    }
+    if inside:
+        log.warning(
+            "%s: folders that are named like splits, and whose images are not in these splits: %s",
+            root, first_few(sorted(inside), _MAX_NAMED),
+        )  # fmt: skip
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)
     keys = np.array([_hash_name(image.name) for image in found], np.uint64)

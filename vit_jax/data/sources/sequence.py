@@ -31,12 +31,18 @@ class SequenceSource(Source):
     """A split of sequences, whose [i] is (image, label); `sequences` has those of each split."""
 
     def __init__(
-        self, sequences: Mapping[str, Any], split: str, name: str, class_names: Sequence[str]
+        self,
+        sequences: Mapping[str, Any],
+        split: str,
+        name: str,
+        class_names: Sequence[str],
+        *,
+        is_passed: bool = False,
     ):
         sizes = {key: [len(sequence)] for key, sequence in sequences.items()}
         self.spans = read_split(split, sizes, name)
         self.name, self.class_names = f"{name} {split}", tuple(map(str, class_names))
-        self._sequences = sequences
+        self._sequences, self._is_passed = sequences, is_passed
         self._labels = {s.split: _given_labels(sequences[s.split], self.name) for s in self.spans}
         self._ends = np.cumsum([span.stop - span.start for span in self.spans])
         self.quick_labels = all(labels is not None for labels in self._labels.values())
@@ -45,7 +51,13 @@ class SequenceSource(Source):
 
     @functools.cached_property
     def in_memory(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return not all(_can_be_pickled(self._sequences[span.split]) for span in self.spans)
+        # Reader processes run a script again that has no `if __name__ == "__main__"`.
+        return self._is_passed or not self.can_be_pickled
+
+    @functools.cached_property
+    def can_be_pickled(self) -> bool:
+        """Whether reader processes can have copies of its sequences."""
+        return all(_can_be_pickled(self._sequences[span.split]) for span in self.spans)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -221,8 +233,9 @@ def _opened(
                 "set data.num_classes, or give the sequence an attribute class_names",
             )
         class_names = tuple(map(str, range(data.num_classes)))
-    source = SequenceSource(sequences, split, data.name, class_names)
-    if data.num_workers and source.in_memory:
+    is_passed = data.source == "passed"
+    source = SequenceSource(sequences, split, data.name, class_names, is_passed=is_passed)
+    if data.num_workers and not source.can_be_pickled:
         raise DataError(
             f"data.num_workers is {data.num_workers}, and the examples of {source.name} cannot be"
             f" pickled in {_MOST_PICKLED_BYTES / 1e6:.0f} MB",
