@@ -9,6 +9,7 @@ from vit_jax.__main__ import main
 from vit_jax.errors import ConfigError, SweepError
 from vit_jax.sweep import Job, Selection, product, vary
 from vit_jax.sweep.plan import Plan
+from vit_jax.sweep.selection import select_best
 from vit_jax.sweep.state import changed_settings
 from vit_jax.sweep.sweep_file import Sweep, read_sweep
 
@@ -145,7 +146,7 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
          "jobs need each other: 'a' -> 'b' -> 'a'"),
         ([selection({})], "a candidate does not evaluate 'dev'"),
         ([Selection("x", [(TINY, TEST)], "eval/test/loss", "min")], "selects on 'test' (test)"),
-        ([Selection("x", [(TINY, DEV)], "eval/dev/loss")],
+        ([Selection("x", [(TINY, DEV)], "eval/dev/loss", "max")],
          "selects the largest 'eval/dev/loss'; expected the smallest, which is the best"),
         ([Selection("x", [(TINY, DEV)], "eval/dev/accuracy_top1", "min")],
          "selects the smallest 'eval/dev/accuracy_top1'; expected the largest"),
@@ -376,3 +377,11 @@ def test_wrong_arguments_are_one_line_errors(
     code, out, err = run(capsys, f"--sweep={sweep_file}", f"--workdir={tmp_path / 'w'}", *extra)
     assert (code, out, len(err)) == (2, [], 1)
     assert message in err[0]
+
+
+@pytest.mark.parametrize(("metric", "chosen"), [("loss", "b"), ("accuracy_top1", "a")])
+def test_a_selection_takes_the_better_direction_of_its_metric(metric, chosen):
+    metric = f"eval/dev/{metric}"
+    selection = Selection("x", [(TINY, DEV)], metric)
+    results = [("a", {metric: 2.0}), ("b", {metric: 1.0})]
+    assert select_best(selection, results)["chosen"] == chosen

@@ -6,6 +6,7 @@ score.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,8 +45,9 @@ def training_warnings(
     }
     warnings = split_warnings(train, list(others.values()), source.class_names)
     for name, other in evaluated.items():
-        # Evaluating training examples may be intended, and then it is called so.
-        compares = same[name] and name not in ("train", "training", "train_eval")
+        # Evaluating training examples may be intended, and then it is called so; train_dev is not.
+        is_intended = name.startswith("train") and not re.search("dev|val|test", name)
+        compares = same[name] and not is_intended
         shared = _num_shared(source, other) if compares else 0
         if shared:
             warnings.append(
