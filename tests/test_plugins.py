@@ -89,6 +89,14 @@ def test_a_plugin_that_fails_is_one_line(here, source, words):
     assert main(["--plugin"]) == 2
 
 
+def test_a_folder_that_is_no_package_is_no_plugin(here):
+    (here / "bad").mkdir()
+    with pytest.raises(
+        PluginError, match=r"bad is a folder without __init__.py; expected a module"
+    ):
+        plugins.load_plugins(["bad"])
+
+
 def test_an_installed_plugin_is_loaded_when_a_name_is_unknown(here, caplog, monkeypatch):
     site = here / "site"
     install(site, "ours_installed", LOSS.format(name="installed"))

@@ -349,7 +349,7 @@ def _report(line: str, debug: bool, code: int = EXIT_USER_ERROR) -> int:
 
 
 def quiet_libtpu(devices: Path = Path("/sys/bus/pci/devices")) -> None:
-    """Sets what libtpu otherwise asks for with errors on a machine that has it and no TPU."""
+    """Keeps libtpu from printing errors on a machine without a TPU, by what it asks for."""
     vendors = [path.read_text().strip() for path in devices.glob("*/vendor")]
     if _GOOGLE not in vendors:
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")

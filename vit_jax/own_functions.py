@@ -1,6 +1,7 @@
 """Functions that code from outside the package registers, and the config sections made of them."""
 
 import dataclasses
+import functools
 import inspect
 import re
 import traceback
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 
 from vit_jax.errors import PluginError, UserError
-from vit_jax.schema import Section, option
+from vit_jax.schema import Section, option, section
 
 S = TypeVar("S", bound=Section)
 
@@ -170,6 +171,19 @@ def section_of_function(own: OwnFunction, base: type[S], **fields: Any) -> type[
     except UserError as error:
         raise own.error(f"has a wrong default: {error.got}", error.expected, error.fix) from None
     return made
+
+
+def check_no_part_of(own: OwnFunction, base: type[Section], what: str) -> None:
+    """Raises PluginError if the section that gets a key of the function's name has that name."""
+    if hasattr(base, own.name) or own.name in base.model_fields:
+        raise own.error(f"has the name of a part of {what}", "another name", "rename it")
+
+
+@functools.cache
+def with_keys(base: type[S], entries: tuple[tuple[str, type[Section]], ...]) -> type[S]:
+    """Returns a section with a key for each (name, section), None while it is off."""
+    fields: Any = {name: (cls | None, section(lambda: None)) for name, cls in entries}
+    return pydantic.create_model(base.__name__.lstrip("_"), __base__=base, **fields)
 
 
 def _annotation(own: OwnFunction, parameter: inspect.Parameter) -> Any:

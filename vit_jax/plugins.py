@@ -52,7 +52,8 @@ def load_plugins(names: Sequence[str]) -> None:
                 runpy.run_path(str(Path(name).expanduser()))
             else:
                 module = importlib.import_module(name)
-                if module.__file__ is None:  # A folder, which Python takes for a package.
+                # Python takes a folder for a package without a file.
+                if hasattr(module, "__path__") and getattr(module, "__file__", None) is None:
                     raise PluginError(
                         f"{name} is a folder without __init__.py",
                         "a module",

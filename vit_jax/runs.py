@@ -174,7 +174,8 @@ def _data_keys(data: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             "pass one of these",
         )
     if isinstance(data, Mapping):
-        return {"source": "passed", "name": "passed data", "train_split": "train"}
+        keys = dict.fromkeys(("image_key", "label_key", "label_rule"))  # Not the recipe's.
+        return {**keys, "source": "passed", "name": "passed data", "train_split": "train"}
     path = user_path(str(data))
     if not path.is_dir():
         return {"source": "tfds", "name": str(data)}

@@ -352,9 +352,7 @@ def test_labels_that_may_be_measurements_are_said(tmp_path, caplog, count, said)
     rows = [f"x/{number}.png,{number + 0.5}" for number in range(count)]
     (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows]))
     list_images(tmp_path / "it.csv")
-    words = (
-        f"{count} classes that may be measurements, such as '0.5', each of which becomes a class"
-    )
+    words = f"{count} classes that may be measurements, such as '0.5': each number is a class"
     assert (words in caplog.text) == said
 
 

@@ -220,3 +220,12 @@ def test_a_report_of_few_runs_has_their_confusion_matrices(tmp_path, caplog):
     table.write_text("true class,cat,dog\ncat,3,x\n")
     assert confusion_tables(read_runs([tmp_path]).runs) == []
     assert "confusion-dev.csv is left out" in caplog.text
+
+
+@pytest.mark.parametrize("names", [5, "f1", [["f1"], {}], None])
+def test_wrong_names_of_metrics_do_not_end_a_report(tmp_path, names):
+    settings = config()
+    settings["evaluation"] = {"metrics": names}
+    write(tmp_path, config=settings, result=result(0.5, 2), metrics=[])
+    (run,) = read_runs([tmp_path]).runs
+    assert run.more_metrics == []

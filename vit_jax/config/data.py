@@ -1,15 +1,19 @@
 """Config sections of the data: dataset, reading and augmentation."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
-
-import pydantic
 
 from vit_jax.config.captions import CaptionsConfig
 from vit_jax.data.augment import AugmentConfig, augment_class
 from vit_jax.errors import ConfigError
-from vit_jax.own_functions import FromFunction, own_function, owner_of, section_of_function
+from vit_jax.own_functions import (
+    FromFunction,
+    check_no_part_of,
+    own_function,
+    owner_of,
+    section_of_function,
+    with_keys,
+)
 from vit_jax.registry import NameIn, Registry
 from vit_jax.schema import ChosenBy, Section, option, section
 
@@ -207,7 +211,7 @@ class SourceConfig(FromFunction, Section):
     """Options of a source of your own."""
 
 
-class _WithOwnSources(DataConfig):
+class _DataConfig(DataConfig):
     """The data section where there are sources of your own: each has a key, its section."""
 
     def __init__(self, **values: Any):
@@ -255,8 +259,7 @@ def register_source(function: F) -> F:
     ...     return Slides(f"{data_dir}/{split}", magnification)
     """
     own = own_function("source", function, ("data_dir", "split"))
-    if hasattr(DataConfig, own.name) or own.name in DataConfig.model_fields:
-        raise own.error("has the name of a part of data", "another name", "rename it")
+    check_no_part_of(own, DataConfig, "data")
     SOURCES.add(own.name, section_of_function(own, SourceConfig), owner_of(function))
     return function
 
@@ -268,12 +271,5 @@ def _own_sources() -> dict[str, type[Section]]:
 def data_class(section: Mapping[str, Any]) -> type[DataConfig]:
     """Returns the class of the section `data`, with a key for each source of your own."""
     SOURCES.knows(section.get("source"))  # Loads installed plugins if it is unknown.
-    return _class_with(tuple(_own_sources().items()))
-
-
-@functools.cache
-def _class_with(sources: tuple[tuple[str, type[Section]], ...]) -> type[DataConfig]:
-    if not sources:
-        return DataConfig
-    fields: Any = {name: (cls | None, section(lambda: None)) for name, cls in sources}
-    return pydantic.create_model("DataConfig", __base__=_WithOwnSources, **fields)
+    own = tuple(_own_sources().items())
+    return with_keys(_DataConfig, own) if own else DataConfig

@@ -1,14 +1,18 @@
 """Functions of your own that a run calls after training steps."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import pydantic
-
-from vit_jax.own_functions import FromFunction, own_function, owner_of, section_of_function
+from vit_jax.own_functions import (
+    FromFunction,
+    check_no_part_of,
+    own_function,
+    owner_of,
+    section_of_function,
+    with_keys,
+)
 from vit_jax.registry import Registry
-from vit_jax.schema import Section, option, section
+from vit_jax.schema import Section, option
 
 HOOKS: Registry["type[HookConfig]"] = Registry(kind="hook")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,8 +60,7 @@ def register_hook(function: F) -> F:
     ...     print(step, round(metrics["train/loss"], digits))
     """
     own = own_function("hook", function, ("step", "state", "metrics"))
-    if hasattr(HooksConfig, own.name):
-        raise own.error("has the name of a part of the section", "another name", "rename it")
+    check_no_part_of(own, HooksConfig, "hooks")
     HOOKS.add(own.name, section_of_function(own, HookConfig), owner_of(function))
     return function
 
@@ -65,10 +68,4 @@ def register_hook(function: F) -> F:
 def hooks_class(values: Mapping[str, Any]) -> type[HooksConfig]:
     """Returns the class of the section `hooks`, with a key for each registered hook."""
     all(map(HOOKS.knows, values))  # Loads installed plugins if one is unknown.
-    return _class_with(tuple(HOOKS.items()))
-
-
-@functools.cache
-def _class_with(hooks: tuple[tuple[str, type[HookConfig]], ...]) -> type[HooksConfig]:
-    fields: Any = {name: (cls | None, section(lambda: None)) for name, cls in hooks}
-    return pydantic.create_model("HooksConfig", __base__=HooksConfig, **fields)
+    return with_keys(HooksConfig, tuple(HOOKS.items()))

@@ -58,7 +58,7 @@ def default_tables(frame: pd.DataFrame) -> list[TableRequest]:
     metrics, found = _metrics(final), []
     if score := main_score(metrics):
         split = score.rpartition("/")[0]
-        own = [m for run in final.index for m in run.config.get("evaluation.metrics") or ()]
+        own = [name for run in final.index for name in run.more_metrics]
         others = dict.fromkeys(["accuracy_per_class_mean", "roc_auc", *own])
         names = dict.fromkeys([score, *(f"{split}/{name}" for name in others)])
         rows = row_column(final)

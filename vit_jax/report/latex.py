@@ -46,7 +46,7 @@ def _latex(table: Table) -> str:
     notes = [note for note in table.notes if not note.startswith(_OF_MARKDOWN)]
     lines = [
         " & ".join(
-            ["{}" + _escaped(row[0].text)]  # LaTeX reads a bracket after \\\\ as an option.
+            ["{}" + _escaped(row[0].text)]  # LaTeX reads a bracket after \\ as an option.
             + [
                 text_of(row[0].text, name, cell)
                 for name, cell in zip(table.header[1:], row[1:], strict=True)

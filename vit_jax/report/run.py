@@ -118,6 +118,12 @@ class Run:
         """The config without the seed, and without keys that do not change what is trained."""
         return {k: v for k, v in self.config.items() if not _BOOKKEEPING.fullmatch(k)}
 
+    @property
+    def more_metrics(self) -> list[str]:
+        """The names in `evaluation.metrics`."""
+        names = self.config.get("evaluation.metrics")
+        return [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+
     @functools.cached_property
     def start(self) -> dict[str, str]:
         """The weights that it started from or measured, without the seed in their paths."""

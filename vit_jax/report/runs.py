@@ -115,8 +115,7 @@ def _warn_of_unknown_metrics(runs: Sequence[Run]) -> None:
     """Warns of metrics from outside the package whose code is not loaded."""
     seen = set[str]()
     for run in runs:
-        names = run.config.get("evaluation.metrics") or ()
-        unknown = [n for n in names if n not in seen and not METRICS.knows(n)]
+        unknown = [n for n in run.more_metrics if n not in seen and not METRICS.knows(n)]
         seen.update(unknown)
         for name in unknown:
             options = " ".join(f"--plugin={module}" for module in missing_modules(run.path))

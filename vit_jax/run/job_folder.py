@@ -204,7 +204,7 @@ def read_progress(folder: Path) -> tuple[int, int | None, dict[str, float]]:
 
 
 def edges_of_grid(chosen: str, candidates: Sequence[str]) -> list[str]:
-    """Returns what a candidate's name has at the edge of the values that were tried.
+    """Returns which values of a candidate are the smallest or largest that were tried.
 
     >>> edges_of_grid("rate=0.1,depth=2", ["rate=0.1,depth=2", "rate=0.01,depth=2"])
     ['rate=0.1 is the largest of 2']

@@ -72,7 +72,10 @@ class StepLog:
 
     @property
     def sums(self) -> dict[str, float]:
-        """The sums of what is logged as means, and "steps", their number: a checkpoint has them."""
+        """The sums of metrics since the last line of the log, and "steps", the number of steps.
+
+        A checkpoint keeps them.
+        """
         return dict(self._sums)
 
     def restart_clock(self) -> None:

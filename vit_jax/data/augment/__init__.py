@@ -13,19 +13,24 @@ what that gets and returns. A task applies an operation, or refuses it because o
 | mix    | on the device, in [-1, 1]     | these, labels f32[B, C], a key | images, labels |
 """
 
-import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-import pydantic
 from PIL import Image
 
 from vit_jax.data.crops import Crop, crop_class, register_crop
 from vit_jax.errors import PluginError
-from vit_jax.own_functions import FromFunction, own_function, owner_of, section_of_function
+from vit_jax.own_functions import (
+    FromFunction,
+    check_no_part_of,
+    own_function,
+    owner_of,
+    section_of_function,
+    with_keys,
+)
 from vit_jax.registry import Registry
 from vit_jax.schema import ChosenBy, Section, section
 
@@ -142,8 +147,7 @@ def register_augmentation(*, stage: str) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         own = own_function("augmentation", function, arguments)
-        if hasattr(AugmentConfig, own.name) or own.name in AugmentConfig.model_fields:
-            raise own.error("has the name of a part of data.augment", "another name", "rename it")
+        check_no_part_of(own, AugmentConfig, "data.augment")
         AUGMENTATIONS.add(own.name, section_of_function(own, base), owner_of(function))
         return function
 
@@ -157,10 +161,4 @@ def augment_class(section: Mapping[str, Any]) -> type[AugmentConfig]:
     """Returns the class of the section `data.augment`, with a key for each operation."""
     # Loads installed plugins if one is unknown.
     all(key in AugmentConfig.model_fields or AUGMENTATIONS.knows(key) for key in section)
-    return _class_with(tuple(AUGMENTATIONS.items()))
-
-
-@functools.cache
-def _class_with(operations: tuple[tuple[str, type[Operation]], ...]) -> type[AugmentConfig]:
-    fields: Any = {name: (cls | None, section(lambda: None)) for name, cls in operations}
-    return pydantic.create_model("AugmentConfig", __base__=AugmentConfig, **fields)
+    return with_keys(AugmentConfig, tuple(AUGMENTATIONS.items()))

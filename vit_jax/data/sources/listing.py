@@ -377,8 +377,8 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
     ]
     if len(fractions) > _MOST_FRACTIONS:
         warnings.append(
-            f"{len(fractions)} classes that may be measurements, such as {fractions[0]!r}, each of"
-            " which becomes a class of its own"
+            f"{len(fractions)} classes that may be measurements, such as {fractions[0]!r}: each"
+            " number is a class"
         )
     if warnings:
         log.warning("%s: %s", root, "; ".join(warnings))

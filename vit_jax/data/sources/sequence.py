@@ -117,7 +117,7 @@ def _given_labels(sequence: Any, name: str) -> np.ndarray | None:
 
 
 def _identity(sequence: Any, name: str) -> str:
-    """Returns a digest of the length and a sample of a sequence; of all bytes of arrays."""
+    """Returns a digest of a sequence: of all bytes of arrays, else of its length and a sample."""
     if isinstance(sequence, ArrayPairs):
         return sequence.identity
     found = hashlib.sha256(str(len(sequence)).encode())
@@ -138,7 +138,7 @@ def _identity(sequence: Any, name: str) -> str:
 
 
 class _Counter(io.RawIOBase):
-    """A file that keeps nothing; OverflowError: too much is written."""
+    """A file that counts the bytes written to it, and refuses too many (OverflowError)."""
 
     count = 0
 

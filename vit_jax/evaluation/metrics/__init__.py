@@ -21,7 +21,7 @@ from vit_jax.errors import PluginError
 from vit_jax.own_functions import OwnFunction, own_function, owner_of
 
 log = logging.getLogger(__name__)
-# What else is measured of a split.
+# Other figures of a split.
 _TAKEN = ("examples", "skipped_examples")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -224,7 +224,7 @@ def register_metric(
     """
     if direction not in ("higher", "lower"):
         raise PluginError(f"a metric of direction {direction!r}", "higher or lower", "choose one")
-    if not (unit == "" or unit == "%") or not bounds[0] < bounds[1]:
+    if unit not in ("", "%") or not bounds[0] < bounds[1]:
         raise PluginError(
             f"a metric of unit {unit!r} and bounds {bounds!r}",
             "unit '' or '%', and bounds (smallest, largest)",
