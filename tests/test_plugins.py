@@ -13,6 +13,7 @@ from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, PluginError, UserError
 from vit_jax.losses import LOSSES, loss_class
+from vit_jax.plugins import load_plugins, missing_modules
 from vit_jax.run.environment import differences
 from vit_jax.run.folder import read_config
 from vit_jax.run.own_code import own_code as own_code_of
@@ -194,7 +195,8 @@ def test_a_run_whose_module_is_not_there_says_which_and_how_to_pass_it(here, cap
     with pytest.raises(PluginError) as caught:
         load_config(str(here / "run" / "config.json"))
     text = str(caught.value)
-    assert f"{here / 'run'} uses code that is not loaded (ours.losses): 'loss.name' is" in text
+    assert f"{here / 'run'} uses code that is not loaded: 'loss.name' is" in text
+    assert "expected the code of ours.losses" in text
     assert "add --plugin=ours.losses if you trust it, or in Python import it first" in text
     (here / "ours").mkdir()
     (here / "ours" / "__init__.py").write_text("")
@@ -204,6 +206,22 @@ def test_a_run_whose_module_is_not_there_says_which_and_how_to_pass_it(here, cap
     assert "--plugin=ours.losses" in capsys.readouterr().err
     assert main([*command, "--plugin=ours.losses"]) == 0
     assert 'loss.name = "far_away"' in capsys.readouterr().out
+
+
+def test_several_modules_of_one_package_are_loaded_by_its_name(here):
+    modules = ["ours.losses", "ours.models", "theirs.data"]
+    line = {"plugins": {"ours": {"version": None, "sources": "x", "modules": modules}}}
+    (here / "environments.jsonl").write_text(json.dumps(line) + "\n")
+    assert missing_modules(here) == ["ours", "theirs.data"]
+
+
+def test_code_that_has_changed_since_a_run_is_named_once(here, caplog):
+    (here / "ours.py").write_text(LOSS.format(name="near"))
+    load_plugins(["ours"])
+    write_run(here / "run", "ours", loss__name="near")
+    for _ in range(2):
+        read_config(here / "run")
+    assert caplog.messages == [f"{here / 'run'}: ours has changed since its last session"]
 
 
 def test_text_of_a_run_folder_that_is_no_module_is_not_shown(here):

@@ -112,6 +112,8 @@ def test_keys_of_your_own_are_in_the_help_and_the_schema(capsys):
         ("data.augment.crop.name=lift", "'data.augment.crop.name' is 'lift'.*did you mean 'left'"),
         ("hooks.shw.every_steps=1", "'hooks.shw'.*did you mean 'hooks.show'"),
         ("hooks.show.every_steps=0", "'hooks.show.every_steps' is 0; expected a value at least 1"),
+        ("data.bare.x=1", "'data.bare.x' for source 'bare'.*it has no keyword parameters"),
+        ("evaluation.metrics=mre", "expected a list, each item one of .*worst"),
     ],
 )
 def test_a_typing_mistake_is_one_line_with_the_key_that_is_meant(override, words):
@@ -122,6 +124,14 @@ def test_a_typing_mistake_is_one_line_with_the_key_that_is_meant(override, words
     @vit_jax.register_hook
     def show(step, state, metrics):
         pass
+
+    @vit_jax.register_metric(direction="higher")
+    def worst(logits, labels):
+        return 0.0
+
+    @vit_jax.register_source
+    def bare(data_dir, split):
+        return []
 
     with pytest.raises(ConfigError, match=words):
         config_of("loss.name=focal", override)

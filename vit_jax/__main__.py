@@ -206,6 +206,7 @@ def _dispatch(argv: list[str], began_s: float) -> int:
         description=module.__doc__,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="--plugin=MODULE and --debug go with every command: see python -m vit_jax --help",
     )
     module.add_arguments(command)
     # Most commands take --config.KEY=VALUE; those that build a model take --model.KEY=VALUE. To

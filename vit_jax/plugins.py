@@ -31,6 +31,7 @@ ENVIRONMENTS = "environments.jsonl"
 
 _passed: list[str] = []  # What the user has named, in its order.
 _installed_is_loaded = False
+_changes = set[tuple[Path, str]]()  # (run, package) that `_warn_of_changes` has named.
 
 
 def passed_plugins() -> tuple[str, ...]:
@@ -160,32 +161,57 @@ def _hash(top: str) -> str | None:
 def naming_plugins(run: Path) -> Iterator[None]:
     """Adds to errors about a run which modules its last session used and this process has not.
 
+    Those that have changed since then cost a line of the log.
+
     Raises:
         PluginError: an error of the block, with these modules.
     """
     try:
         yield
+        _warn_of_changes(run)
     except UserError as error:
         missing = missing_modules(run)
         if not missing:
             raise
         options = " ".join(f"--plugin={module}" for module in missing)
         raise PluginError(
-            f"{run} uses code that is not loaded ({', '.join(missing)}): {error.got}",
-            error.expected,
+            f"{run} uses code that is not loaded: {error.got}",
+            f"the code of {', '.join(missing)}",
             f"add {options} if you trust it, or in Python import it first",
         ) from None
 
 
 def missing_modules(run: Path) -> list[str]:
-    """Returns the modules of a run's last session that this process has not imported."""
-    rows = read_log(run / ENVIRONMENTS)
-    plugins = rows[-1].get("plugins") if rows else None
-    plugins = plugins if isinstance(plugins, dict) else {}
-    named = [row.get("modules") for row in plugins.values() if isinstance(row, dict)]
+    """Returns the modules of a run's last session that this process has not imported.
+
+    Several of one package are its name, if it is not imported either.
+    """
+    named = [row.get("modules") for row in _read_plugins(run).values()]
     modules = [name for few in named if isinstance(few, list) for name in few]
-    return [
+    missing = [
         name
         for name in modules
         if isinstance(name, str) and re.fullmatch(r"[\w.~/-]+", name) and name not in sys.modules
     ]
+    tops = [name if name.endswith(".py") else name.partition(".")[0] for name in missing]
+    shown = [
+        top if tops.count(top) > 1 and top not in sys.modules else name
+        for name, top in zip(missing, tops, strict=True)
+    ]
+    return [*dict.fromkeys(shown)]
+
+
+def _read_plugins(run: Path) -> dict[str, dict[str, Any]]:
+    """Returns what `describe_plugins` returned in the last session of a run."""
+    rows = read_log(run / ENVIRONMENTS)
+    plugins = rows[-1].get("plugins") if rows else None
+    plugins = plugins if isinstance(plugins, dict) else {}
+    return {name: row for name, row in plugins.items() if isinstance(row, dict)}
+
+
+def _warn_of_changes(run: Path) -> None:
+    for name, row in _read_plugins(run).items():
+        before, now = row.get("sources"), _hash(name) if name in sys.modules else None
+        if None not in (before, now) and before != now and (run, name) not in _changes:
+            _changes.add((run, name))
+            log.warning("%s: %s has changed since its last session", run, name)

@@ -249,7 +249,9 @@ def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     else:
         fix = advice(key, _meant_key(key, cls))
     expected = f"one of {', '.join(names)}"
-    if not names:
+    if not names and cls.kind:  # A registered function without keywords.
+        expected, fix = "no key, because it has no keyword parameters", "leave it out, or add one"
+    elif not names:
         expected, fix = "no key, because none is registered", "load its module with --plugin=MODULE"
     return ConfigError(f"unknown config key '{KEY}'{kind}", expected, fix, key=key)
 
@@ -525,8 +527,11 @@ def describe_field(field: FieldInfo) -> str:
 
 def names_of(field: FieldInfo) -> list[str]:
     """Returns the names of the registry from which a field is chosen; []: it has no registry."""
-    marks = [mark for mark in field.metadata if isinstance(mark, NameIn)]
-    return marks[0].registry.names if marks else []
+    return _names_in(field.metadata)
+
+
+def _names_in(metadata: Iterable[Any]) -> list[str]:
+    return next((mark.registry.names for mark in metadata if isinstance(mark, NameIn)), [])
 
 
 _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
@@ -549,6 +554,8 @@ def describe(annotation: Any) -> str:
             phrases.append(f"a list of {len(inner)}: {', '.join(map(describe, inner))}")
         elif origin is dict:
             phrases.append("keys and values")
+        elif origin is typing.Annotated and (names := _names_in(member.__metadata__)):
+            phrases.append(f"one of {', '.join(names)}")
         elif member is type(None):
             phrases.append("none")
         elif section_in(member):

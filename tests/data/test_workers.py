@@ -13,7 +13,7 @@ from processes import run_command, start_command
 
 # A script, because types are checked in test processes and checked functions cannot be pickled.
 _SCRIPT = """
-import json, sys, time
+import json, os, signal, sys, time
 import numpy as np
 from vit_jax.config.data import DataConfig
 from vit_jax.data.arrays import labelled_image
@@ -42,6 +42,7 @@ def compare():
 
 
 def run(end):
+    os.setpgid(0, 0)
     feed = open_feed(1)
     for _ in range(3):
         next(feed)
@@ -50,6 +51,11 @@ def run(end):
         raise RuntimeError("a bug")
     if end == "close":
         feed.close()
+    if end == "group":  # `timeout` and srun send it to all processes.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+        for _ in range(40):  # More than are prepared ahead.
+            next(feed)
     if end.startswith("SIG"):
         time.sleep(600)
 
@@ -94,7 +100,10 @@ def test_reader_processes_read_from_a_bucket(feed, gcs, digits_dir, tmp_path):
         "close",
         "SIGTERM",
         "SIGKILL",
-        *(pytest.param(e, marks=pytest.mark.slow) for e in ("exit", "fail", "SIGINT")),
+        "group",
+        "exit",
+        "fail",
+        "SIGINT",
     ],
 )
 @pytest.mark.slow
@@ -109,7 +118,8 @@ def test_no_process_or_shared_memory_is_left_behind(feed, end):
     assert readers, process.printed()
     if end.startswith("SIG"):
         process.send_signal(getattr(signal, end))
-    process.wait(timeout=100)
+    code = process.wait(timeout=100)
+    assert end != "group" or code == 0, process.printed()
     alive = psutil.wait_procs(readers, timeout=100)[1]
     assert not alive, [p.cmdline() for p in alive]
     while (left := shared_memory() - before) and time.monotonic() < deadline:

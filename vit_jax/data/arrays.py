@@ -67,7 +67,8 @@ def _checked_label(example: Example, num_classes: int) -> int:
         raise DataError(
             f"label {example.label}",
             f"0 to {num_classes - 1}",
-            "set data.num_classes to the number of classes, or repair the dataset",
+            "repair the dataset, or correct the number of classes: its class_names or"
+            " data.num_classes",
         )
     return example.label
 

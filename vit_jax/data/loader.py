@@ -3,6 +3,7 @@
 The examples of a training batch and their augmentation depend only on (seed, step).
 """
 
+import atexit
 import dataclasses
 import os
 import signal
@@ -93,10 +94,14 @@ def batch_spec(data: DataConfig, batch_size: int, rows: Sequence[int]) -> BatchS
 
 
 class Feed(Iterator[HostBatch]):
-    """An iterator of batches made in the background. `close` ends its threads and processes."""
+    """An iterator of batches made in the background. `close` ends its threads and processes.
+
+    So does the end of this process, before multiprocessing would wait for them.
+    """
 
     def __init__(self, batches: Any):
         self._batches = batches
+        atexit.register(batches.close)
 
     def __next__(self) -> HostBatch:
         return next(self._batches)
@@ -108,6 +113,7 @@ class Feed(Iterator[HostBatch]):
         self.close()
 
     def close(self) -> None:
+        atexit.unregister(self._batches.close)
         self._batches.close()
 
 
@@ -269,11 +275,11 @@ def _make_feed(
 def _follow_parent(worker: int, count: int) -> None:
     """Ends this reader process soon after its parent dies. A killed parent cannot end it.
 
-    Warnings that go to all processes of a job are the parent's to act upon.
+    Signals that go to all processes of a job or a terminal are the parent's to act upon.
     """
     del worker, count
     if can_handle_signals():
-        for number in (*WARNING_SIGNALS, signal.SIGINT):  # Ctrl-C goes to all of a terminal.
+        for number in (*WARNING_SIGNALS, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
 

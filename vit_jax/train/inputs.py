@@ -135,7 +135,8 @@ def count_classes(config: Config, source: Source, num_classes: int) -> Int[np.nd
         raise DataError(
             f"label {labels[bad]} of example {bad} of {source.name}",
             f"0 to {num_classes - 1}",
-            "set data.num_classes to the number of classes, or repair the dataset",
+            "repair the dataset, or correct the number of classes: its class_names or"
+            " data.num_classes",
         )
     return np.bincount(labels[good], minlength=num_classes)
 

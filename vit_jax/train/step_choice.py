@@ -141,12 +141,13 @@ class StepChoice:
     loop: LayerLoop
     microbatches: int
     reason: str
+    has_stack: bool = True  # Whether the model has layers to loop over.
 
     def __str__(self) -> str:
-        loop = "scanned" if self.loop.scan else "unrolled"
+        loop = f"{'scanned' if self.loop.scan else 'unrolled'}, remat {self.loop.remat}, "
         ending = "es" if self.microbatches > 1 else ""
         return (
-            f"{loop}, remat {self.loop.remat}, {self.microbatches} microbatch{ending}"
+            f"{loop if self.has_stack else ''}{self.microbatches} microbatch{ending}"
             f" ({self.reason})"
         )
 
@@ -177,7 +178,7 @@ def choose_step(
     if stack_of is None:
         loop = LayerLoop(model.scan is not False, "none" if model.remat == AUTO else model.remat)
         microbatches = 1 if config.accumulation_steps == AUTO else config.accumulation_steps
-        return StepChoice(loop, microbatches, "nothing to choose without a stack of layers")
+        return StepChoice(loop, microbatches, "the model has no stack of equal layers", False)
     stack = stack_of(model, model_image_size(config))
     in_training = {
         name: round(getattr(stack, name) * task.activations)
