@@ -3,15 +3,17 @@
 - Pages of `experiments/` and `notebooks/`, CONTRIBUTING.md and CHANGELOG.md become pages of the
   site, with their pictures, and links to other files of the repository lead to a copy of the file.
   So links between pages work on the site as they do in the repository.
-- `reference/config.md` and `reference/commands.md` are made from the config sections and from the
-  commands' own help.
+- `reference/commands.md` is made from the commands' own help, and from the config sections
+  `reference/config.md` with a page for each of them.
 - Tables outside `experiments/` are marked, so that `style.css` can stack their rows on a phone.
 """
 
 import argparse
 import contextlib
+import functools
 import html as escapes
 import importlib
+import inspect
 import io
 import json
 import posixpath
@@ -24,11 +26,13 @@ from mkdocs.structure.pages import Page
 
 from vit_jax.__main__ import COMMANDS
 from vit_jax.config.keys import ConfigKey, config_keys, section_keys
+from vit_jax.config.run import Config
 from vit_jax.config.task import TaskConfig
 from vit_jax.data.crops import Crop
 from vit_jax.losses import LabelLoss
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import families
+from vit_jax.schema import section_in
 
 ROOT = Path(__file__).resolve().parents[1]
 _PAGES = (
@@ -43,15 +47,23 @@ _FILES = (
     "tests/**/*.py", "tests/**/*.md",
 )  # fmt: skip
 _SUFFIXES = {".png", ".svg", ".csv", ".md", ".py", ".sh", ".yaml", ".txt", ".ipynb"}
+_CONFIG = "reference/config.md"
+_RUN = "run"  # Title of the keys that are in no section.
 _LINK = re.compile(r"(\]\(|src=\")([^)#\"\s]+)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts the pages of the config sections into the navigation."""
+    assert config.nav is not None
+    reference = next(item["Reference"] for item in config.nav if "Reference" in item)
+    entry = next(item for item in reference if "Config keys" in item)
+    entry["Config keys"] = sorted(config_pages(), key=lambda path: path != _CONFIG)
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages and the files of the repository."""
-    pages = {
-        "reference/config.md": config_page(),
-        "reference/commands.md": commands_page(),
-    }
+    pages = {**config_pages(), "reference/commands.md": commands_page()}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     linked = {path for path in _linked_files() if path not in pages}
@@ -125,32 +137,46 @@ def _linked_files() -> set[str]:
     return {path.relative_to(ROOT).as_posix() for path in linked}
 
 
-def config_page() -> str:
-    """Returns a page with every config key: type, default, meaning."""
-    sections: dict[str, list[str]] = {}
+@functools.cache
+def config_pages() -> dict[str, str]:
+    """Returns path -> page: every config key with type, default, meaning, and a list of pages."""
+    tables: dict[str, list[str]] = {}  # Title -> rows.
     for family in families():
         for key in config_keys(family.options).values():
-            section = key.name.rpartition(".")[0] or "run"
+            section = key.name.rpartition(".")[0] or _RUN
             title = f"model: {family.name}" if section == "model" else section
-            _add_row(sections, title, key)
+            _add_row(tables, title, key)
     chosen = {"task": TaskConfig, "loss": LabelLoss, "data.augment.crop": Crop}
     for section, cls in chosen.items():
-        del sections[section]
+        del tables[section]
         for name, other in cls.named_classes().items():
             for key in section_keys(other, None, ModelConfig, f"{section}."):
-                _add_row(sections, f"{section}: {name}", key)
+                _add_row(tables, f"{section}: {name}", key)
+    bodies: dict[str, list[str]] = {}  # Section of the run -> lines of its page.
+    for title, rows in tables.items():
+        head = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+        name = re.split(r"[.:]", title)[0]
+        bodies.setdefault(name, []).extend([f"## {title}", "", *head, *rows, ""])
     lines = [
         "# Config keys",
         "",
-        "Every key of a run. Set it with `--config.KEY=VALUE`, or in a recipe.",
-        "`python -m vit_jax config` prints the same, and `config --config=FILE` the values of a",
-        "recipe. The keys of `model` depend on the model's family.",
+        "Set a key with `--config.KEY=VALUE`, or in a recipe. `python -m vit_jax config WORD`",
+        "prints the keys that a word finds, and `config --config=FILE` the values of a recipe.",
+        "The search above finds keys too.",
         "",
+        "| section | keys | what they are for |",
+        "| --- | --- | --- |",
     ]
-    for title, rows in sections.items():
-        head = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-        lines += [f"## {title}", "", *head, *rows, ""]
-    return "\n".join(lines)
+    pages = {}
+    for name in sorted(bodies, key=lambda name: (name != _RUN, name)):
+        doc = "Keys that are in no section: how long to train, the seed, the weights to start from."
+        if name != _RUN:
+            cls = section_in(Config.model_fields[name].annotation)
+            doc = inspect.getdoc(cls).partition("\n\n")[0]
+        count = sum(line.startswith("| `") for line in bodies[name])
+        lines.append(f"| [{name}](config/{name}.md) | {count} | {' '.join(doc.split())} |")
+        pages[f"reference/config/{name}.md"] = "\n".join([f"# {name}", "", doc, "", *bodies[name]])
+    return {_CONFIG: "\n".join(lines) + "\n", **pages}
 
 
 def _add_row(sections: dict[str, list[str]], title: str, key: ConfigKey) -> None:

@@ -1,6 +1,7 @@
 """The notebooks run from the first cell to the last, in a folder of their own."""
 
 import json
+import re
 import resource
 
 import jax
@@ -11,11 +12,19 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_notebooks_are_kept_without_output_and_install_in_their_first_cell():
-    assert len(NOTEBOOKS) == 4
+    first = set()
     for path in NOTEBOOKS:
         cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
-        assert "%pip install" in "".join(cells[0]["source"])
+        first.add("".join(cells[0]["source"]))
         assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), path
+    assert len(NOTEBOOKS) == 4
+    assert len(first) == 1
+    for package in ("jax", "flax"):
+        versions = re.findall(
+            rf"^{package}==([\d.]+)", (ROOT / "requirements.lock").read_text(), re.M
+        )
+        assert len(versions) == 2
+        assert all(f'"{version}"' in min(first) for version in versions)
 
 
 @pytest.mark.slow

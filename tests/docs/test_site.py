@@ -63,9 +63,10 @@ def test_the_site_needs_no_network(site):
 
 
 def test_the_reference_lists_keys_and_commands(site):
-    config = (site / "reference/config/index.html").read_text()
-    for key in ("optimizer.schedule.warmup_steps", "model.num_registers"):
-        assert f"<code>{key}</code>" in config
+    for key in ("optimizer.schedule.warmup_steps", "model.num_registers", "run.train_steps"):
+        section, _, name = key.partition(".")
+        page = (site / f"reference/config/{section}/index.html").read_text()
+        assert f"<code>{name if section == 'run' else key}</code>" in page
     assert "--at_once" in (site / "reference/commands/index.html").read_text()
 
 
