@@ -102,7 +102,7 @@ def test_stochastic_depth_needs_a_key_and_drops_whole_branches(name, rate):
     [
         ("photo.jpg", r"str as images; .*call vit_jax.predict\(model, FILES\)"),
         (["photo.jpg"], "list as images"),
-        (Image.new("RGB", (8, 8)), "Image as images"),
+        (Image.new("RGB", (8, 8)), r"type uint8; .*or vit_jax.predict\(model, IMAGES\)"),
         (np.full((1, 8, 8, 3), 200.0), r"values up to 200; expected values in \[-1, 1\]; use x / "),
         (jnp.full((1, 8, 8, 3), 200.0), "values up to 200"),
     ],

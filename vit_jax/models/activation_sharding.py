@@ -32,7 +32,7 @@ def constrain(x: jax.Array, *dimensions: Dimension) -> jax.Array:
     devices.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if mesh.size <= 1:  # 0: there is no mesh.
         return x
     return jax.lax.with_sharding_constraint(x, _spec(x.shape, dimensions, mesh))
 
@@ -47,7 +47,7 @@ def on_each_device(
     `constrain`. Without a mesh, this returns `function`.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if mesh.size <= 1:
         return function
 
     def sharded(*args: Any) -> Any:
@@ -63,8 +63,7 @@ def on_each_device(
 
 def devices_along(axis: str) -> int:
     """Returns the number of devices along an axis of the mesh; 1 without a mesh."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.shape[axis]
+    return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
 
 
 def gathers_layers(mesh: Mesh | AbstractMesh) -> bool:

@@ -140,10 +140,13 @@ class EncoderBlock(nnx.Module):
 
 
 def drop_branch(
-    branch: Float[Array, "B N D"], key: jax.Array | None, drop_rate: Float[Array, ""] | None
+    branch: Float[Array, "B N D"], key: Any, drop_rate: Float[Array, ""] | None
 ) -> Float[Array, "B N D"]:
-    """Stochastic depth: zeroes the branch of random examples, divides others by 1 - drop_rate."""
-    if key is None or drop_rate is None:
+    """Stochastic depth: zeroes the branch of random examples, divides others by 1 - drop_rate.
+
+    Without a rate the branch is kept. With one, `key` is a random key.
+    """
+    if drop_rate is None:
         return branch
     is_kept = jax.random.bernoulli(key, 1 - drop_rate, (branch.shape[0], 1, 1))
     return jnp.where(is_kept, branch / (1 - drop_rate).astype(branch.dtype), 0)

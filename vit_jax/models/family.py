@@ -287,17 +287,19 @@ def as_images(images: Any, image_size: tuple[int, int] | None) -> jax.Array:
     """
     given = images
     try:
-        if not hasattr(given, "dtype"):
-            if not isinstance(given, list | tuple) or any(hasattr(x, "getbands") for x in given):
-                raise TypeError  # Files and PIL images.
-            given = np.array(given, np.float32)
         images = jnp.asarray(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # Paths.
         raise ModelError(
             f"{type(given).__name__} as images",
             "a floating-point array in [-1, 1]",
             "call vit_jax.predict(model, FILES), or model(vit_jax.preprocess_of(model)(FILES))",
         ) from None
+    if not jnp.issubdtype(images.dtype, jnp.floating):
+        raise ModelError(
+            f"images of type {images.dtype}",
+            "floating point in [-1, 1]",
+            "use x / 127.5 - 1, or vit_jax.predict(model, IMAGES), which takes pixels",
+        )
     size = image_size or images.shape[1:3]
     if images.ndim != 4 or images.shape[1:] != (*size, 3):
         height, width = image_size or ("height", "width")
@@ -305,10 +307,6 @@ def as_images(images: Any, image_size: tuple[int, int] | None) -> jax.Array:
             f"images of shape {tuple(images.shape)}",
             f"(batch, {height}, {width}, 3)",
             _shape_fix(images.shape),
-        )
-    if not jnp.issubdtype(images.dtype, jnp.floating):
-        raise ModelError(
-            f"images of type {images.dtype}", "floating point in [-1, 1]", "use x / 127.5 - 1"
         )
     if isinstance(images, Tracer) or not images.is_fully_addressable:
         return images

@@ -68,7 +68,7 @@ def apply(model: ViT, images: Patches, *, key: jax.Array | None = None) -> Float
         features = (total / count[:, None]).astype(encoded.dtype)
     else:
         features = encoded[:, 0]
-    if model.norm is not None and model.norm_after_pooling:
+    if model.norm_after_pooling:
         features = model.norm(features)
     return model.head(features)[0]
 

@@ -1,6 +1,7 @@
 """The Vision Transformer, and its hybrids with a ResNet stem. Source: arXiv:2010.11929."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,7 @@ class ViT(ImageModel):
             rngs=rngs,
         )
         log_choice(self.encoder.attention_choice, self.tokens)
-        self.norm = None if options.norm_placement == "post" else make_norm()
+        self.norm: Any = None if options.norm_placement == "post" else make_norm()
         make_pooling = partial(AttentionPooling, width, shape.num_heads, shape.mlp_dim, options)
         self.attention_pooling = make_pooling(rngs=rngs) if self.pooling == "map" else None
         self.head = Head(
@@ -210,9 +211,7 @@ class ViT(ImageModel):
         if self.attention_pooling is not None:
             return self.attention_pooling(encoded[:, self.num_prefix :])
         features = pool(encoded, self.pooling, self.num_prefix)
-        if self.norm is not None and self.norm_after_pooling:
-            return self.norm(features)
-        return features
+        return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
         """Normalises tokens before pooling, if the model does so then. Maps [B, h, w, D] stay."""
