@@ -322,6 +322,8 @@ def test_the_units_of_one_override_conflict_and_replace_those_of_the_file(config
         load_config(str(config_file), [both])
     schedule = load_config(str(config_file), ["optimizer.schedule={'warmup_steps': 3}"])
     assert schedule.optimizer.schedule.warmup_epochs is None
+    config = load_config("quickstart", ["train_steps=none", "train_epochs=2"])
+    assert (config.train_steps, config.train_epochs) == (None, 2.0)
 
 
 def test_a_model_given_as_a_dict_comes_first_and_drops_the_sizes_of_the_file():

@@ -18,9 +18,9 @@ from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
 
-def config_of(data_dir, *overrides) -> Config:
+def config_of(data_dir, *overrides, length="train_steps=6") -> Config:
     short = [
-        "train_steps=6", "optimizer.schedule.warmup_steps=2", "evaluation.interval_steps=none",
+        length, "optimizer.schedule.warmup_steps=2", "evaluation.interval_steps=none",
         "checkpoint.interval_steps=3",
     ]  # fmt: skip
     return load_config(UNMIXED, [*short, f"data.data_dir={data_dir}", *overrides])
@@ -28,8 +28,8 @@ def config_of(data_dir, *overrides) -> Config:
 
 @pytest.mark.slow
 def test_a_run_on_a_subset_writes_its_manifest_and_resumes_only_on_it(digits_dir, tmp_path):
-    subset = ["data.subset.preset=10_percent", "data.subset.seed=5", "train_epochs=2.0"]
-    config = config_of(digits_dir, *subset)
+    subset = ["data.subset.preset=10_percent", "data.subset.seed=5"]
+    config = config_of(digits_dir, *subset, length="train_epochs=2.0")
     result = train(config, tmp_path, StopSignals())
     assert result["step"] == 9  # Two epochs of the subset: 2 * 144 / 32.
     manifest = json.loads((tmp_path / "subset.json").read_text())
@@ -40,7 +40,7 @@ def test_a_run_on_a_subset_writes_its_manifest_and_resumes_only_on_it(digits_dir
     assert train(config, tmp_path, StopSignals()) == result
     assert train(kept, tmp_path, StopSignals()) == result
     # The dataset in that place is another one now.
-    other = config_of(digits_dir, *subset, "data.train_split=train[1:]")
+    other = config_of(digits_dir, *subset, "data.train_split=train[1:]", length="train_epochs=2.0")
     with pytest.raises(RunFolderError, match=r"data\.subset\.hash"):
         train(other, tmp_path, StopSignals())
     changed = kept.data.replace(train_split="train[1:]")

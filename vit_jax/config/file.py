@@ -90,7 +90,7 @@ def apply_override_texts(mapping: dict[str, Any], overrides: Sequence[str]) -> N
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
         pairs.append((key, text))
-    _check_durations([key for key, _ in pairs])
+    _check_durations([key for key, text in pairs if text.lower() not in ("none", "null")])
     apply_overrides(mapping, pairs, lambda key, text: parse_override(Config, key, text, mapping))
 
 
