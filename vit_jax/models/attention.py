@@ -1,4 +1,4 @@
-"""Multi-head self-attention: softmax(Q K^T / sqrt(d)) V; d, features of a head, is K in shapes."""
+"""Multi-head self-attention: softmax(q k^T / sqrt(d)) v. In shapes, the letter K is this d."""
 
 from functools import partial
 from typing import Any, Literal
@@ -94,7 +94,7 @@ class SelfAttention(nnx.Module):
             heads = self._attend_packed(x, valid_tokens)
         else:
             qkv = constrain(_to_heads(self.qkv, x), "batch", None, None, "tensor")
-            q, k, v = jnp.moveaxis(qkv, -3, 0)
+            q, k, v = jnp.moveaxis(qkv, -3, 0)  # [B, N, 3, H, K] -> three of [B, N, H, K].
             if self.query_norm is not None:
                 q, k = self.query_norm(q), self.key_norm(k)
             if rope is not None:
@@ -128,15 +128,15 @@ class SelfAttention(nnx.Module):
         return "attention_weights" not in capture and all(step is None for step in steps_between)
 
     def _attend_packed(self, x: Float[Array, "B N D"], valid_tokens: Any) -> jax.Array:
-        """Attention by the Pallas kernel, which itself adds the bias of q, k and v."""
+        """Attention by the Pallas kernel, which itself adds the layer's bias of q, k and v."""
         from vit_jax.models.pallas_attention import attend_packed
 
         qkv = _to_heads(self.qkv, x, add_bias=False)
         qkv = constrain(qkv, "batch", None, None, "tensor")
-        bias = self.qkv.bias
-        if bias is not None:
-            bias = bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
-        return attend_packed(qkv, qkv_bias=bias, valid_tokens=valid_tokens)
+        qkv_bias = self.qkv.bias
+        if qkv_bias is not None:
+            qkv_bias = qkv_bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
+        return attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
 
 
 def attend(
@@ -152,9 +152,9 @@ def attend(
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
     "einsum" is the formula written out, with a softmax whose backward pass needs only its output.
-    On CPUs, where no kernel fuses these operations, it makes a training step about 10 %
-    faster. "pallas" is `pallas_attention.attend_packed`, for self-attention. "xla" and "cudnn" are
-    kernels of `jax.nn.dot_product_attention`.
+    On CPUs a training step with "einsum" is about 10 % faster than with "xla". "pallas" is
+    `pallas_attention.attend_packed`, for self-attention. "xla" and "cudnn" are kernels of
+    `jax.nn.dot_product_attention`.
 
     Keys and values after the first `valid_tokens` are padding and get no weight. Keys where the
     mask is False get no weight either. With a mask, or a number of
@@ -207,15 +207,16 @@ def _to_heads(
 ) -> Float[Array, "B N *S"]:
     """Returns layer(x). Without sharding over `tensor`, it is one product of two matrices.
 
-    XLA then writes the features of each token contiguously, as the kernels read them. For several
-    output axes (q, k, v, heads, features), it chooses layouts on a TPU that then have to be copied:
-    a fifth of a step's memory traffic.
+    XLA then writes the features of each token contiguously, as the kernels read them. With separate
+    output axes (3, H, K), XLA on a TPU chooses layouts that must then be copied: a fifth of a
+    step's memory traffic.
     """
     kernel = layer.kernel[...].astype(layer.dtype)
     if devices_along("tensor") == 1:
         kernel = kernel.reshape(x.shape[-1], -1)
     y = jnp.tensordot(x.astype(layer.dtype), kernel, 1)
     if add_bias and layer.bias is not None:
+        # In the shape of the kernel's output axes: (3 * H * K), or (3, H, K) if heads are sharded.
         y = y + layer.bias[...].astype(layer.dtype).reshape(1, 1, *kernel.shape[1:])
     return save_for_backward(y).reshape(*x.shape[:-1], *layer.out_features)
 
@@ -232,6 +233,9 @@ def _from_heads(layer: nnx.LinearGeneral, x: Float[Array, "B N H K"]) -> Float[A
 
 
 def _qkv_init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Xavier uniform, separately for the query, key and value matrices; `shape` is (D, 3D)."""
+    """Xavier uniform for each of the query, key and value matrices.
+
+    `nnx.LinearGeneral` passes the shape of its kernel with the output axes made one: (D, 3 * D).
+    """
     each = [_xavier_uniform(k, (shape[0], shape[1] // 3), dtype) for k in jax.random.split(key, 3)]
     return jnp.concatenate(each, axis=1)

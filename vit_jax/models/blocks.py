@@ -129,7 +129,10 @@ class EncoderBlock(nnx.Module):
         key: jax.Array | None,
         drop_rate: Float[Array, ""] | None,
     ) -> Float[Array, "B N D"]:
-        """Adds the output of attention or MLP to x, with the norms of res_post and post."""
+        """Adds the output of attention or MLP to x, with the norms of res_post and post.
+
+        Of what `save_for_backward` marks, remat "dots" recomputes nothing.
+        """
         branch = constrain(branch, "batch")
         if self.norm_placement == "res_post":
             branch = norm(save_for_backward(branch))
@@ -231,7 +234,8 @@ class Encoder(nnx.Module):
         end), only the blocks first to end - 1 are applied, counted from 0.
         """
         tokens = x.shape[1]
-        padding = -tokens % self.attention_choice.token_multiple  # Up to the next multiple.
+        # A kernel may need a multiple of some number of tokens; it gives the padding no weight.
+        padding = -tokens % self.attention_choice.token_multiple
         if padding:
             x, position, rope = jax.tree.map(
                 lambda rows: jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, padding), (0, 0)]),

@@ -39,10 +39,11 @@ INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 class ViT(ImageModel):
     """Vision Transformer: images -> patches -> tokens -> encoder -> pooling -> head.
 
-    P is the number of patches (in the paper, P is their side), N that of tokens: class token,
-    registers and patches. A position table is added to the input of the encoder
-    (`position_placement` "stem"), to that of every block ("shared"), or every block has its own
-    ("every_layer"). Rope and relative positions are part of the attention.
+    Here P is the number of patches and N that of tokens: class token, registers and patches (in the
+    paper, P is a patch's side and N the number of patches). A position table is added to the input
+    of the encoder (`position_placement` "stem", a word of the paper's appendix D.4), to that of
+    every block ("shared"), or every block has its own ("every_layer"). Rope and relative positions
+    are part of the attention.
     """
 
     tokens: int  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -92,8 +93,8 @@ class ViT(ImageModel):
         input_table = None if in_blocks else table
         self.position_embedding = build_table(input_table, rngs=rngs) if input_table else None
         self.position_placement = options.position_placement
-        stored_grid = None if table is None else table.stored_grid
-        self.stored_grid = stored_grid or self.grid
+        # Parameters may be stored for another grid or patch size, and are resampled at each call.
+        self.stored_grid = (None if table is None else table.stored_grid) or self.grid
         self.has_rope = options.position_embedding == "rope_2d"
         self.dropout = nnx.Dropout(options.dropout)
         make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
@@ -130,7 +131,8 @@ class ViT(ImageModel):
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
         layer. Of the L blocks: "attention_weights" [L, B, H, N, N] of H heads; "attention_output"
-        and "mlp_output" as these return them, and "block_output", each [L, B, N, D].
+        and "mlp_output" before a layer scale and the norm of res_post, and "block_output", each
+        [L, B, N, D].
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -161,8 +163,8 @@ class ViT(ImageModel):
     ) -> Float[Array, "B N D"]:
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
-        `position_rows` are the position vectors of these tokens; None: those of the model's table,
-        which is for all patches of the grid. A key turns dropout on.
+        Equation 1 of the paper. For a part of the patches, `position_rows` are the position vectors
+        of these tokens; None: the model's table, if it is added here. A key turns dropout on.
         """
         if position_rows is None:
             position_rows = self.positions("stem")
@@ -187,9 +189,9 @@ class ViT(ImageModel):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the tokens after the blocks and the final norm, and intermediates of the blocks.
 
-        `rope` has the angles of these tokens, if the model has rope; None: those of all tokens. A
-        table that blocks add is always for all tokens. With a span (first, end), only the blocks
-        first to end - 1 are applied, without the final norm.
+        If x is only a part of all tokens, `rope` has the cosines and sines of these, and the blocks
+        must not add a position table, which is for all tokens. With a span (first, end), only the
+        blocks first to end - 1 are applied, without the final norm.
         """
         if self.has_rope and rope is None:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
@@ -207,14 +209,14 @@ class ViT(ImageModel):
         return self.position_embedding(self.tokens)
 
     def pool(self, encoded: Float[Array, "B N D"]) -> Float[Array, "B F"]:
-        """Returns a vector for each image, for the head; F is D, or P * D for pooling "flatten"."""
+        """Returns a vector for each image (equation 4); F is D, or P * D for pooling "flatten"."""
         if self.attention_pooling is not None:
             return self.attention_pooling(encoded[:, self.num_prefix :])
         features = pool(encoded, self.pooling, self.num_prefix)
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """Normalises tokens before pooling, if the model does so then. Maps [B, h, w, D] stay."""
+        """Returns normalised tokens, unless `pool` normalises. Maps of the stem are not changed."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -222,13 +224,15 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns the tokens after the first n blocks for each n, and maps of the stem by name."""
+        """Returns layer -> tokens after the first n blocks, for a number n; a map, for its name."""
         images = as_images(images, self.image_size)
-        maps = frozenset(layer for layer in layers if isinstance(layer, str))
+        map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
         outputs: dict[Layer, Array] = {}
         if self.stem is not None:
-            outputs |= self.stem(images, maps=None if numbers else maps)  # None: all of them.
+            outputs |= self.stem(
+                images, maps=None if numbers else map_names
+            )  # None: all.
             images = list(outputs.values())[-1]
         x = self.embed(self.patch_embedding(images)) if numbers else images
         done = 0
