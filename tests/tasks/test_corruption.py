@@ -91,7 +91,7 @@ def test_a_moved_patch_has_the_position_of_its_new_place(model):
 
     @jax.jit
     def embed(corruption):
-        patches = model.patches(images)
+        patches = model.embed_patches(images)
         return model.embed(
             patches if corruption is None else corrupt(patches, corruption, model.mask_token[...])
         )

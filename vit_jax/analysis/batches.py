@@ -53,7 +53,7 @@ def map_attention(
     Returns:
         The function's values with a leading axis over the layers, and the encoded tokens.
     """
-    x, values = model.embed(model.patches(as_images(images, model.image_size))), []
+    x, values = model.embed(model.embed_patches(as_images(images, model.image_size))), []
     for layer in range(model.num_layers):
         x, found = model.encode(x, span=(layer, layer + 1), capture=("attention_weights",))
         values.append(function(found["attention_weights"][0]))

@@ -205,8 +205,9 @@ def attention_weights(
 def _to_heads(
     layer: nnx.LinearGeneral, x: Float[Array, "B N D"], *, add_bias: bool = True
 ) -> Float[Array, "B N *S"]:
-    """Returns layer(x). Without sharding over `tensor`, it is one product of two matrices.
+    """Returns layer(x); S is the layer's output axes (3, H, K).
 
+    Unless heads are sharded over the mesh axis `tensor`, it is one product of two matrices.
     XLA then writes the features of each token contiguously, as the kernels read them. With separate
     output axes (3, H, K), XLA on a TPU chooses layouts that must then be copied: a fifth of a
     step's memory traffic.

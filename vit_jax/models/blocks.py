@@ -94,8 +94,8 @@ class EncoderBlock(nnx.Module):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the new tokens and those of BLOCK_INTERMEDIATES that `capture` names.
 
-        A key turns dropout and stochastic depth on; `drop_rate` is the probability that an example
-        skips a residual branch.
+        A key turns dropout on, and with it a `drop_rate` stochastic depth: the probability that an
+        example skips a residual branch.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
         pre = self.norm_placement == "pre"
@@ -131,7 +131,7 @@ class EncoderBlock(nnx.Module):
     ) -> Float[Array, "B N D"]:
         """Adds the output of attention or MLP to x, with the norms of res_post and post.
 
-        Of what `save_for_backward` marks, remat "dots" recomputes nothing.
+        Remat "dots" keeps what `save_for_backward` marks for the backward pass, and no more.
         """
         branch = constrain(branch, "batch")
         if self.norm_placement == "res_post":
@@ -234,7 +234,7 @@ class Encoder(nnx.Module):
         end), only the blocks first to end - 1 are applied, counted from 0.
         """
         tokens = x.shape[1]
-        # A kernel may need a multiple of some number of tokens; it gives the padding no weight.
+        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight.
         padding = -tokens % self.attention_choice.token_multiple
         if padding:
             x, position, rope = jax.tree.map(

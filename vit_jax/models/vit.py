@@ -41,9 +41,9 @@ class ViT(ImageModel):
 
     Here P is the number of patches and N that of tokens: class token, registers and patches (in the
     paper, P is a patch's side and N the number of patches). A position table is added to the input
-    of the encoder (`position_placement` "stem", a word of the paper's appendix D.4), to that of
-    every block ("shared"), or every block has its own ("every_layer"). Rope and relative positions
-    are part of the attention.
+    of the encoder (`position_placement` "stem", the word of the paper's appendix D.4; it is not the
+    ResNet `stem`), to that of every block ("shared"), or every block has its own ("every_layer").
+    Rope and relative positions are part of the attention. `tokens` is the number N.
     """
 
     tokens: int  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -142,13 +142,13 @@ class ViT(ImageModel):
         images = as_images(images, self.image_size)
         check_intermediates(return_intermediates, self.intermediates)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
-        embedded = self.embed(self.patches(images), key=keys[0])
+        embedded = self.embed(self.embed_patches(images), key=keys[0])
         encoded, captured = self.encode(embedded, key=keys[1], capture=return_intermediates)
         logits, pre_logits = self.head(self.pool(encoded))
         captured |= {"embedded": embedded, "encoded": encoded, "pre_logits": pre_logits}
         return with_intermediates(logits, captured, return_intermediates)
 
-    def patches(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B P D"]:
+    def embed_patches(self, images: Float[Array, "B H W 3"]) -> Float[Array, "B P D"]:
         """Embeds the patches of the images or, in a hybrid, of the last map of its ResNet."""
         if self.stem is not None:
             images = list(self.stem(images).values())[-1]
@@ -163,8 +163,9 @@ class ViT(ImageModel):
     ) -> Float[Array, "B N D"]:
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
-        Equation 1 of the paper. For a part of the patches, `position_rows` are the position vectors
-        of these tokens; None: the model's table, if it is added here. A key turns dropout on.
+        Equation 1, whose product with E is in `embed_patches`. `position_rows` has a position
+        vector for each token of the result; None: those of all tokens, if they are added here. A
+        key turns dropout on.
         """
         if position_rows is None:
             position_rows = self.positions("stem")
@@ -189,9 +190,9 @@ class ViT(ImageModel):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the tokens after the blocks and the final norm, and intermediates of the blocks.
 
-        If x is only a part of all tokens, `rope` has the cosines and sines of these, and the blocks
-        must not add a position table, which is for all tokens. With a span (first, end), only the
-        blocks first to end - 1 are applied, without the final norm.
+        If x is only a part of all tokens, `rope` has the cosines and sines of these; a table that
+        blocks add would not fit. With a span (first, end), only the blocks first to end - 1 are
+        applied, without the final norm.
         """
         if self.has_rope and rope is None:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
@@ -209,14 +210,14 @@ class ViT(ImageModel):
         return self.position_embedding(self.tokens)
 
     def pool(self, encoded: Float[Array, "B N D"]) -> Float[Array, "B F"]:
-        """Returns a vector for each image (equation 4); F is D, or P * D for pooling "flatten"."""
+        """Returns a vector for each image; F is D, or P * D for pooling "flatten"."""
         if self.attention_pooling is not None:
             return self.attention_pooling(encoded[:, self.num_prefix :])
         features = pool(encoded, self.pooling, self.num_prefix)
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """Returns normalised tokens, unless `pool` normalises. Maps of the stem are not changed."""
+        """Equation 4: the LayerNorm, unless `pool` applies it. A map [B, h, w, D] stays as it is."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -224,15 +225,14 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns layer -> tokens after the first n blocks, for a number n; a map, for its name."""
+        """Returns for a number n the tokens after n blocks, for a name that map of the stem."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
         outputs: dict[Layer, Array] = {}
         if self.stem is not None:
-            outputs |= self.stem(
-                images, maps=None if numbers else map_names
-            )  # None: all.
+            # Blocks need the last map: None is all of them.
+            outputs |= self.stem(images, maps=None if numbers else map_names)
             images = list(outputs.values())[-1]
         x = self.embed(self.patch_embedding(images)) if numbers else images
         done = 0

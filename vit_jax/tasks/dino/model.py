@@ -68,7 +68,7 @@ class SelfDistilled(ViT):
         """
         images = as_images(images, self.image_size)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
-        patches = self.patches(images)
+        patches = self.embed_patches(images)
         if masked is not None and self.mask_token is not None:
             token = self.mask_token[...].astype(patches.dtype)
             is_masked = masked.reshape(*patches.shape[:2], 1)

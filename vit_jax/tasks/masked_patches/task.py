@@ -108,7 +108,7 @@ class MaskedViT(ViT):
         images = as_images(batch["image"], self.image_size)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         corruption = Corruption(batch["source"], batch["hidden"])
-        patches = corrupt(self.patches(images), corruption, self.mask_token[...])
+        patches = corrupt(self.embed_patches(images), corruption, self.mask_token[...])
         encoded, _ = self.encode(self.embed(constrain(patches, "batch"), key=keys[0]), key=keys[1])
         return self.head(encoded[:, self.num_prefix :])[0]
 
