@@ -217,7 +217,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """Equation 4: the LayerNorm, unless `pool` applies it. A map [B, h, w, D] stays as it is."""
+        """The LayerNorm of equation 4, unless `pool` applies it. Maps [B, h, w, D] stay."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
