@@ -334,8 +334,11 @@ def test_labels_that_are_alike_or_lists_and_images_that_are_listed_twice_are_sai
     for label in labels:
         (tmp_path / "x" / f"{label}.png").write_bytes(IMAGE)
     rows = [f'"x/{label}.png","{label}"' for label in labels]
-    (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows, rows[3]]))
-    assert len(list_images(tmp_path / "it.csv").class_names) == len(labels)
+    again = rows[3].replace("x/", "x/../x/./")
+    (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows, again]))
+    listing = list_images(tmp_path / "it.csv")
+    assert len(listing.class_names) == len(labels)
+    assert listing.names.count("x/cat.png") == 2
     assert (
         "'hot dog' = 'hot-dog' = 'hot_dog'; classes that may be several labels: cat|dog, hot"
         in (caplog.text)
@@ -464,6 +467,22 @@ def test_jsonl_has_labels_captions_and_splits(tmp_path):
     for open_it in (list_images, captioned):
         assert sizes(open_it(tmp_path / "it.jsonl")) == {"val": 1, "train": 2}
     assert list_images(tmp_path / "it.jsonl").class_names == ("0", "1", "2")
+
+
+def test_a_key_that_comes_twice_in_jsonl_is_refused(tmp_path):
+    tree(tmp_path, "x")
+    lines = ['{"path": "x/0.png", "label": "a"}', '{"path": "x/1.png", "label": "a", "label": "b"}']
+    (tmp_path / "it.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"line 2: the key 'label' comes twice in an object"):
+        list_images(tmp_path / "it.jsonl")
+
+
+def test_own_splits_that_differ_only_by_capitals_are_refused(tmp_path):
+    tree(tmp_path, "x")
+    lines = ["path,label,split", "x/0.png,a,train", "x/1.png,a,siteB", "x/2.png,a,SiteB"]
+    (tmp_path / "it.csv").write_text("\n".join(lines))
+    with pytest.raises(DataError, match="has the splits SiteB and siteB; expected names of splits"):
+        list_images(tmp_path / "it.csv")
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def read_splits(
     rest = "val" if any(_asked_split(column) == "train" for column in asked) else "train"
     rows = [*zip(*read.values(), strict=True)]
     found = [next((split for split, is_in in row if is_in), rest) for row in rows]
+    _check_capitals(path, {*found})
     usual = {split: _MAIN.get(split, split) for split in set(found) if split_of(split)}
     for split, row in dict.fromkeys(zip(found, rows, strict=True)):
         # Names of one's own contradict nothing.
@@ -134,6 +135,20 @@ def read_splits(
                 "fix the line, or rename or remove the wrong column",
             )
     return found or None, list(read)
+
+
+def _check_capitals(path: Path, splits: set[str]) -> None:
+    """Raises DataError if names of splits differ only by capitals: one of them is a mistake."""
+    alike: dict[str, list[str]] = {}
+    for split in sorted(splits):
+        alike.setdefault(split.casefold(), []).append(split)
+    for names in alike.values():
+        if len(names) > 1:
+            raise DataError(
+                f"{path} has the splits {' and '.join(names)}",
+                "names of splits that differ by more than capitals",
+                "write all of them alike",
+            )
 
 
 @functools.lru_cache(1000)
