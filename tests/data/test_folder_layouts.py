@@ -397,6 +397,14 @@ HELD_OUT = [
     ("use_in_training", ("1", "0", "1"), {"train": 2, "val": 1}),
     ("UseForTraining", ("1", "0", "1"), {"train": 2, "val": 1}),
     ("tvt", ("tr", "va", "te"), {"train": 1, "val": 1, "test": 1}),
+    ("is_tr", ("1", "0", "1"), {"train": 2, "val": 1}),
+    ("isTe", ("1", "0", "0"), {"train": 2, "test": 1}),
+    ("is_unseen", ("False", "True", "False"), {"train": 2, "test": 1}),
+    ("exclude", ("0", "0", "1"), {"train": 2, "excluded": 1}),
+    ("is_excluded", ("no", "no", "no"), {"train": 3}),
+    ("purpose", ("training", "test", "training"), {"train": 2, "test": 1}),
+    ("cohort", ("train", "val", "train"), {"train": 2, "val": 1}),
+    ("TR,TE", ("2,30", "3,40", "2,30"), {"train": 3}),
     ("ML_USE", ("TRAINING", "VALIDATION", "TEST"), {"train": 1, "validation": 1, "test": 1}),
     ("my_fold", ("train", "val", "train"), {"train": 2, "val": 1}),
     ("phase,is_train", ("train,1", "val,0", "test,0"), {"train": 1, "val": 1, "test": 1}),
@@ -448,6 +456,24 @@ def test_columns_with_splits_of_retrieval_are_used_or_refused(tmp_path, column):
         (tree(tmp_path, "x") / "it.csv").write_text("\n".join([f"path,{value},{name}", *lines]))
         with pytest.raises(DataError, match=f"has the column '{name}' with .* which may say which"):
             open_it(tmp_path / "it.csv")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "purpose,learn,check,learn",
+        "cohort,1,2,1",
+        "exclude,,blurry,",
+        "is_tr,1,2,1",
+        "unseen,a,b,a",
+    ],
+)
+def test_columns_that_may_hold_out_images_and_cannot_be_read_are_refused(tmp_path, column):
+    name, *cells = column.split(",")
+    lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+    (tree(tmp_path, "x") / "it.csv").write_text("\n".join([f"path,label,{name}", *lines]))
+    with pytest.raises(DataError, match=f"has the column '{name}' with .* which may say which"):
+        list_images(tmp_path / "it.csv")
 
 
 @pytest.mark.parametrize("caption", ["nan", "None", "['a', 'b']", '"[""a"", ""b""]"'])
