@@ -589,7 +589,16 @@ def test_shards_with_labels(tmp_path):
         (('"split": "train"', '"split": "val"'), "files with split train, val, and is read as tra"),
         (('"is_valid": false', '"is_valid": true'), "with is_valid False, True, and is read as tr"),
         (('"fold": 0', '"fold": 1'), "has the column 'fold' with '0', '1', which may say which"),
+        (
+            ('"m": {"split": "train"}', '"m": {"split": "val"}'),
+            "files with m.split train, val, and",
+        ),
+        (
+            ('"m": {"x": {"fold": 0}}', '"m": {}'),
+            "has the column 'm.x.fold' with '0', which may say",
+        ),
         (('"split": "Training"', '"split": "train"'), None),
+        (('"m": {"split": "Training"}', '"m": {"split": "train"}'), None),
         (('"source": "train"', '"source": "bus"'), None),
     ],
 )
@@ -605,7 +614,7 @@ def test_json_files_of_another_split_are_refused(tmp_path, values, words):
             open_it(tmp_path)
 
 
-def test_of_several_members_of_a_tar_file_with_one_name_the_last_counts(tmp_path):
+def test_of_several_members_of_a_tar_file_with_one_name_the_last_counts(tmp_path, caplog):
     """`tar -r` and `tar -u` append a new version, and so does a file that is given twice."""
     old, new = IMAGE, encode(np.full((8, 8, 3), 9, np.uint8))
     write_tar(tmp_path / "cat.tar", {"./0.png": old, "1.png": old, "2.png": old})
@@ -620,6 +629,8 @@ def test_of_several_members_of_a_tar_file_with_one_name_the_last_counts(tmp_path
     found = {name: listing.read(row) for row, name in enumerate(listing.names)}
     assert found == {"cat.tar/0.png": new, "cat.tar/1.png": new, "cat.tar/2.png": old,
                      "dog.tar/0.png": old}  # fmt: skip
+    # 2.png is a link to itself: the file that is there.
+    assert "cat.tar: 2 members are left out, because later ones have their names" in caplog.text
 
 
 def test_one_image_of_a_key_counts(tmp_path):
