@@ -353,6 +353,17 @@ def test_a_section_of_a_dict_is_merged_and_a_dict_of_values_is_replaced(config_f
     assert config.evaluation.splits == {"a": "test"}
 
 
+def test_a_dict_that_replaces_what_an_override_set_says_so(config_file, caplog):
+    one, both = "evaluation.splits.a=test", "evaluation.splits={'b': 'train'}"
+    assert load_config(str(config_file), [both, one]).evaluation.splits == {
+        "a": "test", "b": "train",
+    }  # fmt: skip
+    assert not caplog.text
+    assert load_config(str(config_file), [one, both]).evaluation.splits == {"b": "train"}
+    said = "evaluation.splits replaces all that is set before it: evaluation.splits.a"
+    assert said in caplog.text
+
+
 def test_the_units_of_one_override_conflict_and_replace_those_of_the_file(config_file):
     both = "optimizer.schedule={'warmup_steps': 3, 'warmup_examples': 9}"
     with pytest.raises(

@@ -128,7 +128,11 @@ def apply_overrides(
         if section_of(Config, key, mapping) is not None:
             names += _names_in(key, parse(key, value), mapping)
     names.sort(key=lambda pair: (pair[0] != "task.name", pair[0].count(".")))
-    for key, value in [*names, *rest]:
+    ordered = [*names, *rest]
+    for i, (key, value) in enumerate(ordered):
+        lost = [name for name, _ in ordered[:i] if name.startswith(f"{key}.")]
+        if lost and section_of(Config, key, mapping) is None:
+            log.warning("%s replaces all that is set before it: %s", key, first_few(lost, 3))
         override_key(mapping, key, parse(key, value))
 
 
