@@ -114,6 +114,8 @@ class Section(pydantic.BaseModel):
     """What the section configures, e.g. "a ResNet". The error for an unknown key names it."""
     former_keys: ClassVar[Mapping[str, str]] = {}
     """Former key -> the full key to set instead."""
+    read_by: ClassVar[Mapping[str, tuple[str, tuple[Any, ...]]]] = {}
+    """Key that only some values of another key read -> the other key, and these values."""
 
     @classmethod
     def named_classes(cls) -> "Mapping[str, type[Section]]":
@@ -136,7 +138,21 @@ class Section(pydantic.BaseModel):
     @pydantic.model_validator(mode="after")
     def _check_all(self) -> "Section":
         self.check()
+        self._check_read()
         return self
+
+    def _check_read(self) -> None:
+        """Raises ConfigError for a key that was changed and that nothing reads."""
+        for key, (other, values) in self.read_by.items():
+            value, chosen = getattr(self, key), getattr(self, other)
+            default = type(self).model_fields[key].default
+            if chosen not in values and value != default:
+                raise ConfigError(
+                    f"is {value}, but {other}={chosen} does not read it",
+                    f"{other}={' or '.join(map(str, values))}",
+                    f"leave it at {default}, or change '{other}'",
+                    key=key,
+                )
 
     def check(self) -> None:
         """Checks combinations of fields. Sections override it and raise ConfigError."""

@@ -101,6 +101,45 @@ def test_an_impossible_value_is_named_with_its_whole_key(key, value, part):
 
 
 @pytest.mark.parametrize(
+    ("section", "choice", "key", "value", "readers"),
+    [
+        ("optimizer__schedule", "decay", "step_at", (0.5,), ["step"]),
+        ("optimizer__schedule", "decay", "step_factor", 0.5, ["step"]),
+        ("optimizer__schedule", "decay", "timescale_steps", 10, ["rsqrt"]),
+        ("optimizer__schedule", "decay", "end_learning_rate", 1e-6, ["cosine", "linear"]),
+        ("data", "eval_crop", "central_fraction", 0.5, ["central", "squash_central"]),
+    ],
+)
+def test_a_key_that_the_choice_does_not_read_is_refused(section, choice, key, value, readers):
+    choices = {
+        "decay": ["cosine", "linear", "rsqrt", "step", "constant"],
+        "eval_crop": ["central", "resize", "squash_central"],
+    }
+    for chosen in choices[choice]:
+        given = mapping(**{f"{section}__{choice}": chosen, f"{section}__{key}": value})
+        if chosen in readers:
+            Config.from_mapping(given)
+            continue
+        with pytest.raises(ConfigError) as caught:
+            Config.from_mapping(given)
+        full = f"{section}.{key}".replace("__", ".")
+        assert caught.value.got == f"'{full}' is {value}, but {choice}={chosen} does not read it"
+        assert caught.value.expected == f"{choice}={' or '.join(readers)}"
+
+
+def test_a_new_choice_drops_what_it_does_not_read_of_the_file_only():
+    content = mapping(data__central_fraction=0.5, optimizer__schedule__end_learning_rate=1e-6)
+    changed = copy.deepcopy(content)
+    apply_override_texts(changed, ["data.eval_crop=resize", "optimizer.schedule.decay=rsqrt"])
+    config = Config.from_mapping(changed)
+    assert config.data.central_fraction == 0.875
+    assert config.optimizer.schedule.end_learning_rate == 0
+    apply_override_texts(content, ["data.central_fraction=0.7", "data.eval_crop=resize"])
+    with pytest.raises(ConfigError, match=r"is 0\.7, but eval_crop=resize does not read it"):
+        Config.from_mapping(content)
+
+
+@pytest.mark.parametrize(
     ("key", "hint"),
     [
         ("sed", "seed"),
@@ -312,6 +351,17 @@ def test_a_section_of_a_dict_is_merged_and_a_dict_of_values_is_replaced(config_f
     found = config.fewshot.datasets["pets"]
     assert (found.name, found.train_split) == ("oxford_iiit_pet", "train[:50%]")
     assert config.evaluation.splits == {"a": "test"}
+
+
+def test_a_dict_that_replaces_what_an_override_set_says_so(config_file, caplog):
+    one, both = "evaluation.splits.a=test", "evaluation.splits={'b': 'train'}"
+    assert load_config(str(config_file), [both, one]).evaluation.splits == {
+        "a": "test", "b": "train",
+    }  # fmt: skip
+    assert not caplog.text
+    assert load_config(str(config_file), [one, both]).evaluation.splits == {"b": "train"}
+    said = "evaluation.splits replaces all that is set before it: evaluation.splits.a"
+    assert said in caplog.text
 
 
 def test_the_units_of_one_override_conflict_and_replace_those_of_the_file(config_file):

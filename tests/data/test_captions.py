@@ -81,7 +81,27 @@ def test_a_csv_file_may_have_several_captions_of_an_image(tmp_path, vocabulary):
     assert len(open_training_data(config.replace(subset=subset)).source) == 1
 
 
-def test_a_folder_with_jsonl_of_lists_and_splits(tmp_path, vocabulary):
+def test_spellings_of_a_path_are_one_image(tmp_path, vocabulary):
+    (tmp_path / "a").mkdir()
+    write_csv(tmp_path, [("x.png", "one"), ("y.png", "two")])
+    names = ("x.png", "./x.png", "a/../x.png", str(tmp_path / "x.png"))
+    lines = ["file_name,caption", *(f"{name},a cat {i}" for i, name in enumerate(names)), "y.png,b"]
+    (tmp_path / "captions.csv").write_text("\n".join(lines))
+    found = texts_of(open_source(data(tmp_path / "captions.csv", vocabulary), "train"))
+    assert found == {"x.png": [f"a cat {i}" for i in range(4)], "y.png": ["b"]}
+
+
+def test_a_folder_behind_a_link_is_not_the_one_before_it(tmp_path, vocabulary):
+    (tmp_path / "b" / "inside").mkdir(parents=True)
+    (tmp_path / "a").symlink_to(tmp_path / "b" / "inside")
+    write_csv(tmp_path, [("x.png", "one")])
+    (tmp_path / "b" / "x.png").write_bytes(PIXELS)
+    (tmp_path / "captions.csv").write_text("file_name,caption\nx.png,one\na/../x.png,two")
+    found = texts_of(open_source(data(tmp_path / "captions.csv", vocabulary), "train"))
+    assert found == {"x.png": ["one"], "a/../x.png": ["two"]}
+
+
+def test_a_folder_with_jsonl_of_lists_and_splits(tmp_path, vocabulary, caplog):
     lines = [
         {"file_name": "1.png", "text": ["a cat", "the cat"]},
         {"file_name": "2.png", "text": "a dog", "split": "test"},
@@ -92,6 +112,7 @@ def test_a_folder_with_jsonl_of_lists_and_splits(tmp_path, vocabulary):
     config = data(tmp_path, vocabulary, feature="text")
     train, test = (texts_of(open_source(config, split), "text") for split in ("train", "test"))
     assert (train, test) == ({"1.png": ["a cat", "the cat"]}, {"2.png": ["a dog"]})
+    assert "metadata.jsonl: 1 of 2 lines have no split and are in the split train" in caplog.text
 
 
 @pytest.mark.parametrize("feature", [None, "txt", "long"])

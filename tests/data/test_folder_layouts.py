@@ -334,8 +334,11 @@ def test_labels_that_are_alike_or_lists_and_images_that_are_listed_twice_are_sai
     for label in labels:
         (tmp_path / "x" / f"{label}.png").write_bytes(IMAGE)
     rows = [f'"x/{label}.png","{label}"' for label in labels]
-    (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows, rows[3]]))
-    assert len(list_images(tmp_path / "it.csv").class_names) == len(labels)
+    again = rows[3].replace("x/", "x/../x/./")
+    (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows, again]))
+    listing = list_images(tmp_path / "it.csv")
+    assert len(listing.class_names) == len(labels)
+    assert listing.names.count("x/cat.png") == 2
     assert (
         "'hot dog' = 'hot-dog' = 'hot_dog'; classes that may be several labels: cat|dog, hot"
         in (caplog.text)
@@ -394,6 +397,14 @@ HELD_OUT = [
     ("use_in_training", ("1", "0", "1"), {"train": 2, "val": 1}),
     ("UseForTraining", ("1", "0", "1"), {"train": 2, "val": 1}),
     ("tvt", ("tr", "va", "te"), {"train": 1, "val": 1, "test": 1}),
+    ("is_tr", ("1", "0", "1"), {"train": 2, "val": 1}),
+    ("isTe", ("1", "0", "0"), {"train": 2, "test": 1}),
+    ("is_unseen", ("False", "True", "False"), {"train": 2, "test": 1}),
+    ("exclude", ("0", "0", "1"), {"train": 2, "excluded": 1}),
+    ("is_excluded", ("no", "no", "no"), {"train": 3}),
+    ("purpose", ("training", "test", "training"), {"train": 2, "test": 1}),
+    ("cohort", ("train", "val", "train"), {"train": 2, "val": 1}),
+    ("TR,TE", ("2,30", "3,40", "2,30"), {"train": 3}),
     ("ML_USE", ("TRAINING", "VALIDATION", "TEST"), {"train": 1, "validation": 1, "test": 1}),
     ("my_fold", ("train", "val", "train"), {"train": 2, "val": 1}),
     ("phase,is_train", ("train,1", "val,0", "test,0"), {"train": 1, "val": 1, "test": 1}),
@@ -447,6 +458,24 @@ def test_columns_with_splits_of_retrieval_are_used_or_refused(tmp_path, column):
             open_it(tmp_path / "it.csv")
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        "purpose,learn,check,learn",
+        "cohort,1,2,1",
+        "exclude,,blurry,",
+        "is_tr,1,2,1",
+        "unseen,a,b,a",
+    ],
+)
+def test_columns_that_may_hold_out_images_and_cannot_be_read_are_refused(tmp_path, column):
+    name, *cells = column.split(",")
+    lines = [f"x/{i}.png,a,{cell}" for i, cell in enumerate(cells)]
+    (tree(tmp_path, "x") / "it.csv").write_text("\n".join([f"path,label,{name}", *lines]))
+    with pytest.raises(DataError, match=f"has the column '{name}' with .* which may say which"):
+        list_images(tmp_path / "it.csv")
+
+
 @pytest.mark.parametrize("caption", ["nan", "None", "['a', 'b']", '"[""a"", ""b""]"'])
 def test_captions_that_are_missing_or_lists_are_refused(tmp_path, caption):
     tree(tmp_path, "x")
@@ -464,6 +493,22 @@ def test_jsonl_has_labels_captions_and_splits(tmp_path):
     for open_it in (list_images, captioned):
         assert sizes(open_it(tmp_path / "it.jsonl")) == {"val": 1, "train": 2}
     assert list_images(tmp_path / "it.jsonl").class_names == ("0", "1", "2")
+
+
+def test_a_key_that_comes_twice_in_jsonl_is_refused(tmp_path):
+    tree(tmp_path, "x")
+    lines = ['{"path": "x/0.png", "label": "a"}', '{"path": "x/1.png", "label": "a", "label": "b"}']
+    (tmp_path / "it.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"line 2: the key 'label' comes twice in an object"):
+        list_images(tmp_path / "it.jsonl")
+
+
+def test_own_splits_that_differ_only_by_capitals_are_refused(tmp_path):
+    tree(tmp_path, "x")
+    lines = ["path,label,split", "x/0.png,a,train", "x/1.png,a,siteB", "x/2.png,a,SiteB"]
+    (tmp_path / "it.csv").write_text("\n".join(lines))
+    with pytest.raises(DataError, match="has the splits SiteB and siteB; expected names of splits"):
+        list_images(tmp_path / "it.csv")
 
 
 @pytest.mark.parametrize(
@@ -544,7 +589,16 @@ def test_shards_with_labels(tmp_path):
         (('"split": "train"', '"split": "val"'), "files with split train, val, and is read as tra"),
         (('"is_valid": false', '"is_valid": true'), "with is_valid False, True, and is read as tr"),
         (('"fold": 0', '"fold": 1'), "has the column 'fold' with '0', '1', which may say which"),
+        (
+            ('"m": {"split": "train"}', '"m": {"split": "val"}'),
+            "files with m.split train, val, and",
+        ),
+        (
+            ('"m": {"x": {"fold": 0}}', '"m": {}'),
+            "has the column 'm.x.fold' with '0', which may say",
+        ),
         (('"split": "Training"', '"split": "train"'), None),
+        (('"m": {"split": "Training"}', '"m": {"split": "train"}'), None),
         (('"source": "train"', '"source": "bus"'), None),
     ],
 )
@@ -560,7 +614,7 @@ def test_json_files_of_another_split_are_refused(tmp_path, values, words):
             open_it(tmp_path)
 
 
-def test_of_several_members_of_a_tar_file_with_one_name_the_last_counts(tmp_path):
+def test_of_several_members_of_a_tar_file_with_one_name_the_last_counts(tmp_path, caplog):
     """`tar -r` and `tar -u` append a new version, and so does a file that is given twice."""
     old, new = IMAGE, encode(np.full((8, 8, 3), 9, np.uint8))
     write_tar(tmp_path / "cat.tar", {"./0.png": old, "1.png": old, "2.png": old})
@@ -575,6 +629,8 @@ def test_of_several_members_of_a_tar_file_with_one_name_the_last_counts(tmp_path
     found = {name: listing.read(row) for row, name in enumerate(listing.names)}
     assert found == {"cat.tar/0.png": new, "cat.tar/1.png": new, "cat.tar/2.png": old,
                      "dog.tar/0.png": old}  # fmt: skip
+    # 2.png is a link to itself: the file that is there.
+    assert "cat.tar: 2 members are left out, because later ones have their names" in caplog.text
 
 
 def test_one_image_of_a_key_counts(tmp_path):

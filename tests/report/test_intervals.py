@@ -215,7 +215,7 @@ def test_a_mean_over_datasets_has_the_images_of_all_and_the_fewest_degrees_of_fr
         "images": 800, "paired": "p q", "freedom": 1, "pooled": 2, "source": "images and seeds",
     }  # fmt: skip
     assert everything["source"] == ""
-    means = found.assign(n=[2, 2])
+    means = found.assign(n=[2, 2], values=[(0.5, 0.7)] * 2)
     assert intervals.describe_means(means.iloc[:1]) == (
         "Means of n = 2 runs [95 % interval over 800 test images and seeds]"
     )

@@ -236,6 +236,22 @@ def test_selecting_on_the_reported_split_is_marked(tmp_path, reported, warned):
     )
 
 
+def test_runs_beside_the_final_ones_of_a_sweep_are_named(tmp_path):
+    small_sweep(tmp_path / "sweep", {})
+    put_candidate(tmp_path / "sweep", 1, 0.5)
+    write(tmp_path / "alone", config=config(model="ViT-B/16"), result=result(0.9, 400))
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    sentence = "Not in the table, because they are not final runs of a sweep: alone."
+    assert text.count(sentence) == 1
+    # Nothing is missing from the table of a sweep alone, or from one that was asked for.
+    assert main(["report", str(tmp_path / "sweep")]) == 0
+    assert "Not in the table" not in (tmp_path / "sweep" / "report" / "report.md").read_text()
+    asked = "--table=metric=eval/test/accuracy_top1,where.stage=final"
+    assert main(["report", str(tmp_path), asked]) == 0
+    assert "Not in the table" not in (tmp_path / "report" / "report.md").read_text()
+
+
 def test_a_table_keeps_its_first_column_of_data_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for letter in "ab":

@@ -162,6 +162,8 @@ def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
          "report 'mine' (train[:90])"),
         ([selection({**DEV, "data.train_split": "train"}, final_overrides=TEST)],
          "and a candidate trains on 'train'"),
+        ([selection({**DEV, "evaluation.splits": {"dev": "train[1000:]"}}, final_overrides=TEST)],
+         "'train[:80%]': whether they share examples depends on the dataset's size; expected"),
         ([selection({**TEST, "evaluation.splits": {"dev": "all"}}, final_overrides=TEST)],
          "(all), and a candidate trains on"),
         ([selection(DEV, final_overrides={"sed": 1})],

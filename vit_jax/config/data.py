@@ -100,6 +100,8 @@ class SubsetConfig(Section):
 class DataConfig(Section):
     """The dataset, and options for reading it."""
 
+    read_by = {"central_fraction": ("eval_crop", ("central", "squash_central"))}
+
     source: SourceName = option("tfds")
     """Kind of dataset: TFDS-prepared data, a folder of images (one subfolder or tar file per
     class), a list of images (csv: a CSV, TSV or JSONL file of path and label), images with captions

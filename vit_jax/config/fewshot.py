@@ -18,6 +18,8 @@ Method = Literal["least_squares", "knn", "linear_probe"]
 class FewshotDatasetConfig(Section):
     """One dataset. Fields with the same name as in `DataConfig` have the same meaning."""
 
+    read_by = {"central_fraction": ("crop", ("central", "squash_central"))}
+
     name: str = option()
     """As `data.name`."""
     source: SourceKind = option("tfds")

@@ -115,19 +115,34 @@ def apply_overrides(
 
     Names that choose a section's class come first, because they decide which other keys it has,
     and of these the task's, because it decides which sections there are. `parse` converts a value
-    just before it is applied.
+    just before it is applied. What the file sets for another value of a key is removed first, if
+    the new value does not read it.
     """
     rest, names = [], []
     for key, value in overrides:
         if key.endswith(".name") and is_chosen(Config, key.removesuffix(".name"), mapping):
             names.append((key, value))
             continue
+        _forget_unread(mapping, key, value)
         rest.append((key, value))
         if section_of(Config, key, mapping) is not None:
             names += _names_in(key, parse(key, value), mapping)
     names.sort(key=lambda pair: (pair[0] != "task.name", pair[0].count(".")))
-    for key, value in [*names, *rest]:
+    ordered = [*names, *rest]
+    for i, (key, value) in enumerate(ordered):
+        lost = [name for name, _ in ordered[:i] if name.startswith(f"{key}.")]
+        if lost and section_of(Config, key, mapping) is None:
+            log.warning("%s replaces all that is set before it: %s", key, first_few(lost, 3))
         override_key(mapping, key, parse(key, value))
+
+
+def _forget_unread(mapping: dict[str, Any], key: str, value: Any) -> None:
+    """Removes the keys of the file that a new value of a key does not read."""
+    above, _, leaf = key.rpartition(".")
+    cls = section_of(Config, above, mapping)
+    for name, (other, values) in cls.read_by.items() if cls else ():
+        if other == leaf and value not in values:
+            reduce(_subsection, above.split("."), mapping).pop(name, None)
 
 
 def _names_in(key: str, value: Any, mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

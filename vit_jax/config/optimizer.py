@@ -13,6 +13,13 @@ SCHEDULE_FREE = "schedule_free_adamw"
 class ScheduleConfig(Section):
     """Learning rate over time: linear warmup from 0, decay, optional linear cooldown to 0."""
 
+    read_by = {
+        "end_learning_rate": ("decay", ("cosine", "linear")),
+        "timescale_steps": ("decay", ("rsqrt",)),
+        "step_at": ("decay", ("step",)),
+        "step_factor": ("decay", ("step",)),
+    }
+
     decay: Literal["cosine", "linear", "rsqrt", "step", "constant"] = option("cosine")
     """Shape of the learning rate after the warmup. cosine: arXiv:1608.03983. step: constant,
     multiplied at `step_at`.

@@ -1,6 +1,5 @@
 """Tests whether two split strings share examples."""
 
-import math
 import re
 
 _PART = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<from>[^:]*):(?P<to>[^\]]*)\])?")
@@ -61,19 +60,31 @@ def _shared(one: str, other: str) -> bool | None:
         return None if is_vtab else False
     if one == a["name"] or other == b["name"]:
         return True  # One of them is the whole split.
-    first, second = _span(a), _span(b)
-    if first is None or second is None or first[0] != second[0]:
-        return None
-    return first[1] < second[2] and second[1] < first[2]
+    answers = _is_before(a["from"], b["to"]), _is_before(b["from"], a["to"])
+    if False in answers:
+        return False
+    return None if None in answers else True
 
 
-def _span(part: re.Match[str]) -> tuple[str, float, float] | None:
-    """Returns unit, begin and end of a slice; None for mixed units or a negative number."""
-    ends = [(part[end] or "").strip() for end in ("from", "to")]
-    ends = [f"{100 - int(e[1:-1])}%" if re.fullmatch(r"-\d+%", e) else e for e in ends]
-    units = {"%" if end.endswith("%") else "examples" for end in ends if end}
-    numbers = [end.removesuffix("%") for end in ends]
-    if len(units) != 1 or any(n and not n.isdecimal() for n in numbers):
+def _is_before(begin: str, end: str) -> bool | None:
+    """Returns whether the begin of a slice lies before the end of one; None: unknown.
+
+    Percentages, examples and examples counted from the end cannot be compared with each other.
+    """
+    first, last = _position(begin), _position(end)
+    if first is None or last is None:
         return None
-    begin, end = numbers
-    return units.pop(), float(begin or 0), float(end or math.inf)
+    if first[1] == 0 or not end.strip():
+        return True
+    return first[1] < last[1] if first[0] == last[0] else None
+
+
+def _position(text: str) -> tuple[str, int] | None:
+    """Returns unit and number of one end of a slice; None: it is not such a number."""
+    match = re.fullmatch(r"(-?)(\d+)(%?)", text.strip() or "0")
+    if match is None:
+        return None
+    sign, number, unit = match[1], int(match[2]), match[3]
+    if unit:
+        return unit, 100 - number if sign else number
+    return sign, -number if sign else number

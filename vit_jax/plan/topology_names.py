@@ -124,6 +124,12 @@ def _without_cloud_name(one: str, name: str) -> str:
         return one
     dimensions, chips = TPUS[kind].dimensions, int(count)
     if kind in _COUNTED_IN_CORES:
+        if chips % 2:
+            raise ConfigError(
+                f"--topology={name}",
+                f"an even number, because {kind} counts cores, and a chip has two",
+                f"use e.g. {kind}-{max(2 ** (chips.bit_length() - 1), 8)}",
+            )
         chips //= 2
     power = chips.bit_length() - 1
     if chips != 2**power or (dimensions == 3 and chips < 4):

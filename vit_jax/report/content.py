@@ -127,6 +127,8 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
 
     def make_tables(one: TableRequest) -> list[Table]:
         scores = score_table(one, of(one, one.metric))
+        if asked.tables is None:
+            scores.notes.extend(defaults.other_stages(one, frame))
         return [scores] if one.against is None else [scores, difference_table(one, scores)]
 
     # Everything is made before anything is written, so a wrong name leaves no files behind.

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from vit_jax.errors import first_few
 from vit_jax.report.curves import main_score
 from vit_jax.report.frame import (
     differing,
@@ -67,6 +68,16 @@ def default_tables(frame: pd.DataFrame) -> list[TableRequest]:
         if any(map(metric_regex(pattern).fullmatch, _metrics(frame))):
             found.append(TableRequest(metric=pattern, rows=row_column(frame), columns=columns))
     return found
+
+
+def other_stages(request: TableRequest, frame: pd.DataFrame) -> list[str]:
+    """Returns a sentence that names the finished runs of other stages than a default table's."""
+    if "stage" not in request.where:
+        return []
+    others = exclude_candidates(frame)
+    others = others[others["stage"] != request.where["stage"]]
+    few = first_few([run.name for run in others.index if run.finished], 5)
+    return [f"Not in the table, because they are not final runs of a sweep: {few}."] if few else []
 
 
 def default_plots(frame: pd.DataFrame) -> list[PlotRequest]:

@@ -177,8 +177,11 @@ def is_equal_within(margin: float, first: np.ndarray, second: np.ndarray) -> boo
 
 def describe_means(means: pd.DataFrame) -> str:
     """Returns what the means of `with_intervals` and their intervals are, without a full stop."""
-    single = bool(means["n"].max() == 1)
+    runs = means["values"].map(len)
+    single = bool(runs.max() == 1)
     first = "One run each" if single else f"Means of n = {_range(means['n'])} runs"
+    if (runs > means["n"]).any():
+        first = f"Means of {_range(runs)} runs; n = {_range(means['n'])}, the number of seeds"
     images = means["images"][means["images"] > 0]
     sources = [f"{_range(images)} test images"] * bool(len(images))
     sources += ["seeds"] * bool(means["source"].str.contains("seeds").any())

@@ -8,7 +8,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,14 +132,16 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Returns the content of a JSON text.
+def parse_json(
+    text: str | bytes, make_object: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Returns the content of a JSON text; `make_object` is the `object_pairs_hook` of `json.loads`.
 
     Raises ValueError if it is nested deeper than anything that this package reads.
     """
     deep = ValueError(f"nested deeper than {_JSON_DEPTH} levels")
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=make_object)
     except RecursionError:
         raise deep from None
     level = _nested([content])

@@ -186,11 +186,16 @@ def _check_candidate(selection: Selection, name: str, config: Config) -> None:
             f"did you mean 'eval/{name}/{nearest(metric, [*known, 'loss'])}'?",
         )
     trained = config.data.train_split
-    if not selection.choose_on_test and overlap(trained, splits[name]):
+    shared = False if selection.choose_on_test else overlap(trained, splits[name])
+    if shared is not False:
+        unknown = "" if shared else ": whether they share examples depends on the dataset's size"
         raise SweepError(
-            f"{where} selects on {name!r} ({splits[name]}), and a candidate trains on {trained!r}",
+            f"{where} selects on {name!r} ({splits[name]}), and a candidate trains on {trained!r}"
+            + unknown,
             "examples that no candidate trains on",
-            "train the candidates on the rest, e.g. data.train_split 'train[:90%]'",
+            "train the candidates on the rest, e.g. data.train_split 'train[:90%]'"
+            if shared
+            else "write both slices with percentages, or both with numbers of examples",
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.data.sources.split_names import read_splits, splits_in_paths
 from vit_jax.errors import DataError, first_few
+from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import LFS_FIX, LFS_POINTER, is_lfs_pointer, parse_json
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class Row(NamedTuple):
     """A line that lists an image."""
 
     where: str  # For messages.
-    image: str  # Path relative to the file.
+    image: str  # Path relative to the file, spelled as in the first line that has it.
     value: Any  # Of the column that was asked for; None: the line has none.
     split: str
 
@@ -50,13 +51,15 @@ def read_rows(path: Path, image_columns: Sequence[str], value_column: str, fix: 
     if not table.rows or image is None or value is None:
         raise DataError(f"{path} lists no image", f"{wanted}, with a line per image", "add them")
     rows: list[Row] = []
-    splits: dict[str, str] = {}
+    folder = path.parent.resolve()
+    seen: dict[str, tuple[str, str]] = {}  # Path of an image -> its name and split.
     cells = _split_cells(path, table, image, value)
     for number, row, split in zip(table.lines, table.rows, cells, strict=True):
         where, name = f"line {number} of {path}", row.get(image)
         if not isinstance(name, str) or not (name := name.strip()):
             raise DataError(f"{where} has no {image}", "the path of an image", "fix the line")
-        if (first := splits.setdefault(posixpath.normpath(name), split)) != split:
+        name, first = seen.setdefault(_file_of(folder, name), (name, split))
+        if first != split:
             raise DataError(
                 f"{where}: {name} is in the splits {first} and {split}",
                 "one split for an image",
@@ -64,6 +67,14 @@ def read_rows(path: Path, image_columns: Sequence[str], value_column: str, fix: 
             )
         rows.append(Row(where, name, row.get(value), split))
     return rows
+
+
+def _file_of(folder: Path, name: str) -> str:
+    """Returns the path of a listed file, which is the same for all its spellings."""
+    path = posixpath.join(folder, name)
+    # Behind a link, ".." is not the folder before it.
+    follow = "../" in name and "\0" not in name and not isinstance(folder, BucketPath)
+    return posixpath.realpath(path) if follow else posixpath.normpath(path)
 
 
 def label_text(value: Any) -> str | None:
@@ -125,7 +136,7 @@ def _read_jsonl(path: Path) -> _Table:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(io.StringIO(_read(path, expected)), start=1):
         try:
-            row = parse_json(line)
+            row = parse_json(line, _unique_keys)
         except ValueError as error:
             raise DataError(f"{path}: line {number}: {error}", expected, "fix it") from None
         if not isinstance(row, dict):
@@ -133,6 +144,15 @@ def _read_jsonl(path: Path) -> _Table:
         rows.append(row)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return _Table(columns, rows, list(range(1, len(rows) + 1)))
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object; ValueError if a key comes twice, because one value would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r} comes twice in an object")
+    return found
 
 
 def _read(path: Path, expected: str) -> str:
@@ -168,6 +188,12 @@ def _split_cells(path: Path, table: _Table, image: str, label: str) -> list[str]
                     "the name of a split, such as train, val or test",
                     "fix the line",
                 )
+        missing = sum(name not in row for row in table.rows) if is_split else 0
+        if missing:
+            log.warning(
+                "%s: %d of %d lines have no %s and are in the split train",
+                *(path, missing, len(table.rows), name),
+            )
         columns[name] = ["" if cell is None else str(cell) for cell in cells]
     found, read = read_splits(path, table.lines, columns)
     unread = [name for name in columns if name not in read]

@@ -31,7 +31,6 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-import posixpath
 import re
 import unicodedata
 from collections import Counter
@@ -312,7 +311,7 @@ def _list_table(path: Path, cache: BlockCache | None) -> Listing:
             raise DataError(
                 f"{row.where} has the label {row.value!r}", "the name of a class", "fix the line"
             )
-        if (first := known.setdefault(posixpath.normpath(row.image), label)) != label:
+        if (first := known.setdefault(row.image, label)) != label:
             raise DataError(
                 f"{row.where}: {row.image} has the labels {first} and {label}",
                 "one label for each image",

@@ -5,15 +5,17 @@ variants such as Training, test_set, 01_val, train2017 and seg_train.
 
 Lines of a table: the column `split` says which split an image is in. Another column says it if
 
-- its name does: one of its words is split, fold, partition and the like, or train, test, phase and
-  the like. Not if its cells are numbers with fractions, such as those of training_time_s, or, for
-  words such as test, more than ten different texts, such as those of test_id;
+- its name does: one of its words is split, fold, partition and the like, or train, test, phase,
+  cohort and the like. Not if its cells are numbers with fractions, such as those of
+  training_time_s, or, for words such as test, more than ten different texts, such as those of
+  test_id;
 - or its values do: half of them name splits, or two name different splits, one of them train, or
   there are a few values with names of two splits in them, such as web_train and web_val.
 
 Such a column is read if each cell names a split, or if its name asks a question (is_valid) and each
 cell is an answer (0 or 1, False or True, no or yes). An image is then in the split of which the
-answer is yes; without a yes it is in "train", or in "val" if is_train has been answered by no.
+answer is yes; without a yes it is in "train", or in "val" if is_train has been answered by no. What
+is_unseen holds out is in "test", and what is to be left out by `exclude` in "excluded".
 Otherwise it is an error, because all images would be trained on, and so are columns that contradict
 each other. Beside a column `split`, columns that cannot be read are passed over.
 """
@@ -42,7 +44,13 @@ _SHORT = {"tr": "train", "va": "val", "te": "test"}
 # Splits of retrieval, if they are the whole name and beside other splits.
 _RETRIEVAL = ("query", "queries", "gallery", "probe", "distractors")
 _MAIN = {"valid": "val", "validation": "val", "dev": "val"}
-_ASKED = r"train(?:ing)?|val(?:id(?:ation)?)?|dev|eval(?:uation)?|test(?:ing)?|holdout|heldout"
+_ASKED = (
+    "train(?:ing)?|val(?:id(?:ation)?)?|dev|eval(?:uation)?|test(?:ing)?|holdout|heldout|unseen"
+    "|excluded?"
+)
+# Words of a question that are no names of splits -> the split after which they ask.
+_ASKED_SPLITS = {"unseen": "test", "exclude": "excluded", "excluded": "excluded"}
+_SHORT_QUESTIONS = {f"is{short}": split for short, split in _SHORT.items()}
 # Words around a split in a question, such as is_in_test_set.
 _AROUND = (
     "belongs|is|in|for|used?|to|the|a|or|and|set|dataset|data|images?|img|samples?|examples?|rows?"
@@ -53,7 +61,7 @@ _QUESTION = re.compile(f"(?:{_AROUND}|{_ASKED})+")
 _UNCLEAR = re.compile("val|valid|dev|eval|.*valid(?!ation|$).*")
 # Anywhere in the name of a column; a word of it; all that it consists of, without signs between.
 _STRONG = re.compile("split|subset|partition|kfold|crossval|xval|holdout|heldout")
-_WORD = re.compile(f"{_ASKED}|folds?|cv|phase|usage|tvt")
+_WORD = re.compile(f"{_ASKED}|folds?|cv|phase|usage|purpose|cohort|tvt")
 _ALL_WORDS = re.compile(f"(?:{_AROUND}|{_WORD.pattern})+")
 _SET = re.compile("(?:image|img)?set(?:name|id|type)?")  # not data_set
 _YES = ("1", "1.0", "true", "t", "yes", "y")
@@ -120,6 +128,7 @@ def read_splits(
     rest = "val" if any(_asked_split(column) == "train" for column in asked) else "train"
     rows = [*zip(*read.values(), strict=True)]
     found = [next((split for split, is_in in row if is_in), rest) for row in rows]
+    _check_capitals(path, {*found})
     usual = {split: _MAIN.get(split, split) for split in set(found) if split_of(split)}
     for split, row in dict.fromkeys(zip(found, rows, strict=True)):
         # Names of one's own contradict nothing.
@@ -134,6 +143,20 @@ def read_splits(
                 "fix the line, or rename or remove the wrong column",
             )
     return found or None, list(read)
+
+
+def _check_capitals(path: Path, splits: set[str]) -> None:
+    """Raises DataError if names of splits differ only by capitals: one of them is a mistake."""
+    alike: dict[str, list[str]] = {}
+    for split in sorted(splits):
+        alike.setdefault(split.casefold(), []).append(split)
+    for names in alike.values():
+        if len(names) > 1:
+            raise DataError(
+                f"{path} has the splits {' and '.join(names)}",
+                "names of splits that differ by more than capitals",
+                "write all of them alike",
+            )
 
 
 @functools.lru_cache(1000)
@@ -170,6 +193,7 @@ def _says_by_name(column: str, values: set[str]) -> bool:
     strong = _STRONG.search(letters) or words & {"fold", "folds", "cv"}
     says = any(map(_WORD.fullmatch, words)) or _SET.fullmatch(letters)
     together = _ALL_WORDS.fullmatch(letters) and _WORD.search(letters)
+    together = together or letters in _SHORT_QUESTIONS
     if not strong and (not (says or together) or len(values) > _FEW):
         return False
     numbers = all(map(_NUMBER.fullmatch, values))
@@ -197,7 +221,10 @@ def _split_of_cell(text: str) -> str | None:
 def _asked_split(column: str) -> str | None:
     """Returns the split after which the name of a column asks, such as val for is_valid."""
     letters = _letters(column)
-    asked = set(map(_split_of_cell, re.findall(_ASKED, letters)))
+    if letters in _SHORT_QUESTIONS:
+        return _SHORT_QUESTIONS[letters]
+    words = re.findall(_ASKED, letters)
+    asked = {_ASKED_SPLITS.get(word) or _split_of_cell(word) for word in words}
     if not _QUESTION.fullmatch(letters) or _UNCLEAR.fullmatch(letters) or len(asked) != 1:
         return None
     split = asked.pop()

@@ -48,7 +48,7 @@ class Member(NamedTuple):
     size: int  # In bytes, or UNREADABLE.
     offset: int
     label: str | None  # The text of a .cls file, or the label in a .json file.
-    splits: Mapping[str, str]  # What a .json file says about its split: key -> text.
+    splits: Mapping[str, str]  # What a .json file says about its split: dotted key -> text.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +136,7 @@ def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[Member]:
     places: dict[str, tuple[int, int]] = {}
     links: dict[str, str] = {}
     names: dict[str, str] = {}  # As written. Of several members with a name, the last counts.
+    replaced = 0
     try:
         with file, tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
             for member in archive:
@@ -152,9 +153,15 @@ def _read_tar(path: Path, file: io.BufferedReader) -> Iterator[Member]:
                     places.pop(name, None)
                 else:
                     continue
+                replaced += name in names
                 names[name] = member.name
                 # tarfile keeps every member in memory otherwise.
                 archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
+            if replaced:
+                log.warning(
+                    "%s: %d members are left out, because later ones have their names",
+                    *(path, replaced),
+                )
             for own, name in names.items():
                 if not _is_hidden(own):
                     yield from (_member(file, *found) for found in _find(name, places, links))
@@ -174,8 +181,19 @@ def _member(file: io.BufferedReader, name: str, size: int, offset: int) -> Membe
         return Member(name, size, offset, label_text(content.decode(errors="replace")), _NONE)
     values = _object_in(content)
     label = label_text(values.get("cls", values.get("label")))
-    splits = {key: str(values[key]) for key in values if may_say_split(key)}
+    splits = {
+        key: str(value) for key, value in _flat(values) if may_say_split(key.rpartition(".")[2])
+    }
     return Member(name, size, offset, label, splits or _NONE)
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of a JSON object and of those inside it, by their dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def _damaged_error(path: Path, error: Exception) -> DataError:
