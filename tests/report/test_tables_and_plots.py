@@ -604,3 +604,23 @@ def test_numbers_are_rounded_by_metric_and_size():
     assert format_metric(1.2e-6, "eval/test/loss") == "1.20e-06"  # not 0.0000
     assert format_metric(-3e-7, "eval/test/loss", like=2e-6) == "-3.00e-07"
     assert format_metric(0.0, "eval/test/loss") == "0.0000"
+
+
+def test_what_is_not_zero_is_not_shown_as_zero():
+    assert format_metric(4e-5, "eval/test/loss", like=2.3) == "4e-05"
+    assert format_metric(-0.0004, "eval/test/loss", like=2.3) == "-0.0004"
+    assert format_metric(-0.0006, "eval/test/loss", like=2.3) == "-0.001"
+    assert format_metric(0.4, "train_examples", like=1437.0) == "0.4"
+    assert format_metric(-3e-5, "eval/test/accuracy_top1", like=0.9) == "-0.003"
+    assert format_metric(0.4, "train_examples", like=14370.0) == "0.4"
+    # Zero, up to the rounding of numbers.
+    assert format_metric(0.1 + 0.2 - 0.3, "eval/test/loss", like=0.3) == "0.0000"
+    assert format_metric(0.3 - 0.1 - 0.2, "eval/test/accuracy_top1", like=0.9) == "0.00"
+
+
+def test_a_small_difference_has_a_digit(tmp_path):
+    for model, loss in (("A", 2.3), ("B", 2.30004)):
+        put(tmp_path, model, {"eval/test/loss": loss}, labels={"model": model, "dataset": "x"})
+    request = TableRequest(metric="eval/test/loss", against="A")
+    table = difference_table(request, score_table(request, read(tmp_path)))
+    assert cell(table, "B", "x").text == "4e-05 (uncertainty not known)"

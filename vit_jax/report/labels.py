@@ -19,6 +19,8 @@ _TITLES = {
     "data.name": "dataset",
     "shots": "examples of each class",
 }
+# A smaller share of a value than this is due to rounding.
+_ROUNDING = 1e-9
 BLOCK_MEANS = "block means"
 # In the order of their colours.
 FAMILIES = ("ViT", "hybrid", "ResNet", "Mixer", BLOCK_MEANS)
@@ -129,17 +131,23 @@ def lower_first(title: str) -> str:
 def format_metric(value: float, metric: str, like: float | None = None) -> str:
     """Returns a value of a metric as text; a fraction becomes a percentage with two decimals.
 
-    It has as many decimals as `like`, e.g. the mean of a standard deviation.
+    It has as many decimals as `like`, e.g. the mean of a standard deviation, or one digit if these
+    would be zeros only.
+
+    >>> format_metric(-4e-5, "eval/test/loss", like=2.3), format_metric(2e-5, "accuracy_top1")
+    ('-4e-05', '0.002')
     """
-    if kind_of(metric).is_fraction:
-        return f"{100 * value:.2f}"
+    is_fraction = kind_of(metric).is_fraction
     size = abs(value if like is None else like)
-    if size >= 10_000:
-        return f"{value:,.0f}"
-    if 0 < size < 1e-3:
+    if not is_fraction and 0 < size < 1e-3:
         return f"{value:.2e}"
-    decimals = 4 if size < 1 else 3 if size < 10 else 2 if size < 100 else 1
-    return f"{value:.{decimals}f}"
+    shown = 100 * value if is_fraction else value
+    decimals = 2 if is_fraction or 10 <= size < 100 else 4 if size < 1 else 3 if size < 10 else 1
+    text = f"{shown:.{decimals}f}" if is_fraction or size < 10_000 else f"{shown:,.0f}"
+    if text.strip("-0."):
+        return text
+    is_rounding = abs(value) <= _ROUNDING * (1 if is_fraction else size)
+    return text.lstrip("-") if is_rounding else f"{shown:.1g}"
 
 
 def flops_unit(largest: float) -> tuple[float, str]:

@@ -306,7 +306,8 @@ def hardware_table(frame: pd.DataFrame) -> Table:
     ]
 
     def hours(each: pd.Series) -> Cell:
-        return Cell(f"{each.sum():.2f}", each.sum())
+        total = float(each.sum())
+        return Cell(f"{total:.2f}" if total >= 0.01 or not total else f"{total:.1g}", total)
 
     def listed(texts: Iterable[str]) -> str:
         return ", ".join(sorted({*texts} - {""}))
