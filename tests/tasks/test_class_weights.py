@@ -89,5 +89,5 @@ def test_classes_are_counted_for_weights_only(digits_dir):
     assert count_classes(plain, source, 10) is None
     counts = np.bincount(source.labels(), minlength=12)
     np.testing.assert_array_equal(count_classes(weighted, source, 12), counts)
-    with pytest.raises(DataError, match=r"set data\.num_classes to the number of classes"):
+    with pytest.raises(DataError, match=r"correct the number of classes"):
         count_classes(weighted, source, 5)

@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from vit_jax.config.durations import duration_in_steps
-from vit_jax.config.file import build_config, override_key, read_mapping
+from vit_jax.config.file import apply_overrides, build_config, read_mapping
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.optimizers import build_optimizer
@@ -81,8 +81,7 @@ class Replay:
         num_examples: int = 16,
     ):
         mapping = read_mapping(str(_RECIPES / recipe))
-        for key, value in overrides.items():
-            override_key(mapping, key, value)
+        apply_overrides(mapping, overrides.items())
         self.config = config = build_config(mapping)
         mesh = make_mesh(config.mesh, jax.devices()[:1])
         self.program = build_program(
