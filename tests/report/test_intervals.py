@@ -199,6 +199,8 @@ def test_margins_on_the_command_line_are_numbers():
     assert (request.against, request.margin) == ("A", 0.005)
     with pytest.raises(ConfigError, match=r"--table: margin=much.*a number"):
         parse_requests(["metric=x,margin=much"], TableRequest, "--table")
+    with pytest.raises(ConfigError, match=r"has where\.model more than once"):
+        parse_requests(["metric=x,where.model=A,where.model=B"], TableRequest, "--table")
 
 
 def test_a_mean_over_datasets_has_the_images_of_all_and_the_fewest_degrees_of_freedom():
