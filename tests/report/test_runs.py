@@ -27,6 +27,19 @@ def test_each_run_folder_at_any_depth_is_found_once(tmp_path):
     assert [run.name for run in found.runs] == ["a/seed9", "a/seed10", "inner"]
 
 
+def test_linked_runs_are_found_once_and_no_circle_is_followed(tmp_path):
+    write(tmp_path / "far" / "b", config=config(), env={})
+    write(tmp_path / "far" / "sweep" / "c", config=config(), env={})
+    write(tmp_path / "here" / "d", config=config(), env={})
+    for link, target in {"a": "here/d", "b": "far/b", "sweep": "far/sweep"}.items():
+        (tmp_path / "here" / link).symlink_to(tmp_path / target)
+    (tmp_path / "far" / "sweep" / "circle").symlink_to(tmp_path / "far" / "sweep")
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    for root in ("here", "link"):
+        found = read_runs([tmp_path / root])
+        assert [run.name for run in found.runs] == ["b", "d", "sweep/c"]
+
+
 def test_runs_with_the_same_name_are_named_by_their_paths(tmp_path):
     for folder in ("one", "two"):
         write(tmp_path / folder / "seed0", config=config(), env={})
