@@ -62,6 +62,16 @@ class Evaluations:
         start, session = self._session.start, self._session
         if start.step == 0:
             return
+        now = session.evaluators.splits.fingerprints
+        changed = [
+            name for name, before in start.evaluated.items() if now.get(name, before) != before
+        ]
+        if changed and is_first_host():
+            log.warning(
+                "the data of evaluation split %s have changed since step %d: scores before and"
+                " after it are not of the same examples",
+                *(first_few(list(map(repr, changed)), 3), start.step),
+            )
         self._splits.read(start.step)
         self._features.read(start.step)
         self.run_due(start.step, start.state.eval_params)
