@@ -389,6 +389,15 @@ def test_the_units_of_one_override_conflict_and_replace_those_of_the_file(config
     assert (config.train_steps, config.train_epochs) == (None, 2.0)
 
 
+def test_the_overrides_of_fit_and_sweeps_have_one_unit_too():
+    both = {"train_steps": 3, "data.image_size": 32, "train_epochs": 2}
+    with pytest.raises(ConfigError, match="'train_steps' is given and so is 'train_epochs'"):
+        apply_overrides(mapping(), both.items())
+    changed = mapping()
+    apply_overrides(changed, {**both, "train_steps": None}.items())
+    assert (changed.get("train_steps"), changed["train_epochs"]) == (None, 2)
+
+
 def test_a_model_given_as_a_dict_comes_first_and_drops_the_sizes_of_the_file():
     content = mapping(model={"name": "ViT-Ti/8", "width": 128, "depth": 6, "pooling": "gap"})
     changes = {"model.depth": 3, "model": {"name": "ViT-B/16", "num_heads": 8}}
