@@ -230,6 +230,12 @@ def test_a_report_of_few_runs_has_their_confusion_matrices(tmp_path, caplog):
     rows = [[cell.text for cell in row] for row in made.rows]
     assert rows == [["cat", "3", "1", "75.0% [30.1, 95.4]"], ["dog", "", "", ""]]
     assert made.notes[0] == "3 of 4 are right: 75.0% [30.1, 95.4]."  # Wilson, by hand.
+    later = "It is of a later evaluation than the result of the run."
+    for accuracy, examples, differs in ((0.75, 4, False), (0.75, 8, True), (0.5, 4, True)):
+        figures = {"eval/dev/accuracy_top1": accuracy, "eval/dev/examples": examples}
+        write(tmp_path, result=result(0.5, 2) | figures)
+        (made,) = confusion_tables(read_runs([tmp_path]).runs)
+        assert (later in made.notes) == differs
     table.write_text("true class,cat,dog\ncat,3,x\n")
     assert confusion_tables(read_runs([tmp_path]).runs) == []
     assert "confusion-dev.csv is left out" in caplog.text
