@@ -13,6 +13,7 @@ from short_runs import content
 
 import vit_jax
 from vit_jax import runs
+from vit_jax.config.file import read_mapping
 from vit_jax.errors import ConfigError, RunFolderError, UserError
 from vit_jax.models.registry import model_options
 from vit_jax.run import compile_cache
@@ -112,6 +113,12 @@ def test_fit_takes_a_model_and_a_folder_of_images(configured, tmp_path):
     data = config.data
     assert (data.source, data.name, data.data_dir) == ("folder", "photos", str(photos))
     assert data.image_size == 64
+
+
+def test_a_folder_has_no_features_that_a_recipe_names(configured, tmp_path):
+    data = {"name": "x", "label_key": "kind", "global_batch_size": 4}
+    recipe = {**read_mapping("folder"), "data": data}
+    assert configured(recipe, data=tmp_path, model="ViT-S/16").data.label_key is None
 
 
 def test_fit_takes_the_name_of_a_dataset(configured):

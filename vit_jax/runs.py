@@ -173,13 +173,13 @@ def _data_keys(data: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             'a folder, the name of a dataset, or {"train": (images, labels), "test": ...}',
             "pass one of these",
         )
+    keys = dict.fromkeys(("image_key", "label_key", "label_rule"))  # Not the recipe's.
     if isinstance(data, Mapping):
-        keys = dict.fromkeys(("image_key", "label_key", "label_rule"))  # Not the recipe's.
         return {**keys, "source": "passed", "name": "passed data", "train_split": "train"}
     path = user_path(str(data))
     if not path.is_dir():
         return {"source": "tfds", "name": str(data)}
-    return {"source": "folder", "name": path.absolute().name, "data_dir": str(data)}
+    return {**keys, "source": "folder", "name": path.absolute().name, "data_dir": str(data)}
 
 
 def _copied(mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,12 @@ def test_info_describes_a_folder_and_a_csv_file(capsys, photos, tmp_path):
     assert json.loads(run(capsys, "info", tmp_path / "list.csv", "--json"))["source"] == "csv"
 
 
+@pytest.mark.parametrize("key", ["image_key", "label_key"])
+def test_keys_of_features_are_refused_where_nothing_reads_them(capsys, photos, key):
+    _, line = fail(capsys, "check", photos, f"--{key}=kind")
+    assert f"--{key}=kind for {photos}, which is read as folder; expected a TFDS dataset" in line
+
+
 def test_check_counts_every_class_of_a_good_folder(capsys, photos):
     out = run(capsys, "check", photos)
     for line in ("ant 10", "bee 6", "cat 4"):

@@ -61,6 +61,17 @@ def test_a_folder_gives_the_answers_of_its_images_in_every_format(
     assert f"{rows[3]['classes'][0][1]:.1%}  {rows[3]['classes'][0][0]}" in listed
 
 
+def test_a_linked_folder_is_one_of_its_folder(ours_path, photos, tmp_path, capsys, caplog):
+    """As in training, where links are followed and hidden folders are passed over."""
+    (tmp_path / "b").symlink_to(photos / "b")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / ".trash").symlink_to(photos / "a")
+    out = predict(capsys, tmp_path, f"--model={ours_path}", "--format=json").out
+    found = [json.loads(line)["image"] for line in out.splitlines()]
+    assert found == [str(tmp_path / "b" / "1.jpg"), str(tmp_path / "b" / "2.png")]
+    assert "gone.png" in caplog.text
+
+
 def test_a_folder_without_images_is_one_line(ours_path, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     line = user_error(capsys, ["predict", str(tmp_path / "empty"), f"--model={ours_path}"])

@@ -73,6 +73,7 @@ def test_the_smallest_config_has_four_required_parts():
         ("optimizer__learning_rate", float("nan"), "'optimizer.learning_rate' is nan (float)"),
         ("optimizer__layer_decay", 1.1, "'optimizer.layer_decay' is 1.1"),
         ("optimizer__clip_global_norm", 0, "'optimizer.clip_global_norm' is 0"),
+        ("optimizer__clip_each_parameter", True, "'optimizer.clip_each_parameter' is True without"),
         ("optimizer__schedule__decay", "stair", "'optimizer.schedule.decay' is 'stair' (str)"),
         ("ema_decay", 1.0, "'ema_decay' is 1.0"),
         ("accumulation_steps", 0, "'accumulation_steps' is 0"),
@@ -125,6 +126,18 @@ def test_a_key_that_the_choice_does_not_read_is_refused(section, choice, key, va
         full = f"{section}.{key}".replace("__", ".")
         assert caught.value.got == f"'{full}' is {value}, but {choice}={chosen} does not read it"
         assert caught.value.expected == f"{choice}={' or '.join(readers)}"
+
+
+@pytest.mark.parametrize("key", ["image_key", "label_key", "label_rule"])
+@pytest.mark.parametrize("source", ["folder", "csv", "captioned", "passed"])
+def test_features_are_named_in_tfds_datasets_only(source, key):
+    """The column of the labels in a CSV file is label, whatever label_key says."""
+    given = {f"data__{key}": "clevr_count"}
+    assert getattr(Config.from_mapping(mapping(**given)).data, key) == "clevr_count"
+    with pytest.raises(ConfigError) as caught:
+        Config.from_mapping(mapping(data__source=source, **given))
+    assert caught.value.got == f"'data.{key}' is 'clevr_count' for source {source}"
+    assert ("columns of the list path and label" in caught.value.fix) == (source == "csv")
 
 
 def test_a_new_choice_drops_what_it_does_not_read_of_the_file_only():
@@ -374,6 +387,15 @@ def test_the_units_of_one_override_conflict_and_replace_those_of_the_file(config
     assert schedule.optimizer.schedule.warmup_epochs is None
     config = load_config("quickstart", ["train_steps=none", "train_epochs=2"])
     assert (config.train_steps, config.train_epochs) == (None, 2.0)
+
+
+def test_the_overrides_of_fit_and_sweeps_have_one_unit_too():
+    both = {"train_steps": 3, "data.image_size": 32, "train_epochs": 2}
+    with pytest.raises(ConfigError, match="'train_steps' is given and so is 'train_epochs'"):
+        apply_overrides(mapping(), both.items())
+    changed = mapping()
+    apply_overrides(changed, {**both, "train_steps": None}.items())
+    assert (changed.get("train_steps"), changed["train_epochs"]) == (None, 2)
 
 
 def test_a_model_given_as_a_dict_comes_first_and_drops_the_sizes_of_the_file():

@@ -323,9 +323,19 @@ def test_masks_beside_their_images_are_said(tmp_path, caplog):
     for name in ("0_mask.png", "0_mask_1.png", "1-GT.png"):
         (tmp_path / "benign" / name).write_bytes(IMAGE)
     list_images(tmp_path)
-    assert "masks of the images beside them: benign/0_mask, benign/0_mask_1, benign/1-GT; if" in (
-        caplog.text
-    )
+    assert "small copies of others: benign/0_mask, benign/0_mask_1, benign/1-GT; if" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["masks", "Thumbnails", "gt_2"])
+def test_masks_and_small_copies_in_folders_below_their_images_are_said(tmp_path, caplog, name):
+    tree(tmp_path, "a", "b", f"a/{name}")
+    list_images(tmp_path)
+    assert f"small copies of others: a/{name}/0, a/{name}/1, a/{name}/2; if" in caplog.text
+    caplog.clear()
+    for image in (tmp_path / "a" / name).iterdir():
+        image.rename(image.with_stem(f"other-{image.stem}"))
+    list_images(tmp_path)
+    assert "copies" not in caplog.text
 
 
 def test_labels_that_are_alike_or_lists_and_images_that_are_listed_twice_are_said(tmp_path, caplog):
@@ -345,6 +355,14 @@ def test_labels_that_are_alike_or_lists_and_images_that_are_listed_twice_are_sai
     )
     assert "bird" not in caplog.text
     assert "it.csv: 1 lines repeat an image" in caplog.text
+
+
+def test_lists_of_labels_are_said(tmp_path, caplog):
+    tree(tmp_path, "x")
+    rows = ['x/0.png,"[1, 2]"', "x/1.png,[3]"]
+    (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows]))
+    assert list_images(tmp_path / "it.csv").class_names == ("[1, 2]", "[3]")
+    assert "classes that may be several labels: [1, 2], [3]" in caplog.text
 
 
 @pytest.mark.parametrize(("count", "said"), [(5, False), (12, True)])

@@ -1,3 +1,4 @@
+import io
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,12 +49,26 @@ def big_endian_exif(kind: int, value: bytes) -> bytes:
         (b"Exif\0\0", 1),
         (b"Exif\0\0garbage that is no TIFF header", 1),
         (b"http://ns.adobe.com/xap/1.0/\0<x/>", 1),
+        (b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>', 6),
+        (b"http://ns.adobe.com/xap/1.0/\0<tiff:Orientation>8</tiff:Orientation>", 8),
     ],
-    ids=["short", "long", "zero", "nine", "cut", "empty", "garbage", "xmp"],
+    ids=["short", "long", "zero", "nine", "cut", "empty", "garbage", "xmp", "xmp6", "xmp8"],
 )
 def test_exif_in_either_byte_order_is_read_and_broken_exif_is_ignored(segment, expected):
     header = read_header(insert(encode(smooth(8, 8), "JPEG"), 0xE1, segment))
     assert header == (8, 8, expected, True, True)
+
+
+def test_exif_comes_before_xmp_as_in_pillow():
+    exif = big_endian_exif(3, b"\0\3") + bytes(4)  # There is no second directory.
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'
+    encoded = encode(smooth(8, 12), "JPEG")
+    for segments, expected in (([xmp], 6), ([exif], 3), ([xmp, exif], 3), ([exif, xmp], 3)):
+        found = encoded
+        for segment in segments:
+            found = insert(found, 0xE1, segment)
+        assert read_header(found).orientation == expected
+        assert Image.open(io.BytesIO(found)).getexif()[0x0112] == expected
 
 
 @pytest.mark.parametrize(("mode", "common"), [("CMYK", False), ("L", True)])

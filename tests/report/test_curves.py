@@ -51,6 +51,19 @@ def test_few_shot_accuracy_is_drawn_if_there_is_no_other_score(tmp_path):
     assert right.title == "jft, few-shot top-1 accuracy, pets, 5-shot, %"
 
 
+@pytest.mark.parametrize("count", [2, 13])
+def test_a_step_that_was_evaluated_again_at_the_end_is_drawn_once(tmp_path, count):
+    metric = "eval/test/accuracy_top1"
+    for i in range(count):
+        losses = [{"step": s, "time": s, "train/loss": 1.0} for s in (1, 2, 3)]
+        scores = [{"step": s, "time": s, metric: s / 10} for s in (1, 2, 3, 1 + i % 2)]
+        write = {"config": config(seed=i), "metrics": [*losses, *scores]}
+        put(tmp_path / f"run{i}", result=result(0.3, 3), **write)
+    (drawing,) = sheets(tmp_path)
+    for trace in drawing.panels[1].traces:
+        assert (trace.x, trace.y) == ([1, 2, 3], pytest.approx([10, 20, 30]))
+
+
 def test_every_run_is_a_line_and_a_cross_marks_the_end_of_an_unfinished_one(tmp_path):
     state = random.Random(0)
     rows = curve(0.5, 400, "test", state)

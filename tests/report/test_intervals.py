@@ -97,7 +97,9 @@ def test_predictions_for_equal_images_are_paired(tmp_path):
         pytest.approx(0.03 + half, abs=0.004),
     )
     assert intervals.is_told_apart(means["B"]["draws"], means["A"]["draws"])
-    assert [cell.kind for cell in (row[1] for row in make_table(tmp_path)[1].rows)] == ["", "best"]
+    table = make_table(tmp_path)[1]
+    assert [cell.kind for cell in (row[1] for row in table.rows)] == ["", "best"]
+    assert "the same images" not in " ".join(table.notes)
 
 
 def test_predictions_for_other_images_are_not_paired(tmp_path):
@@ -108,6 +110,8 @@ def test_predictions_for_other_images_are_not_paired(tmp_path):
     correlation = np.corrcoef(means["A"]["draws"], means["B"]["draws"])[0, 1]
     assert abs(correlation) < 0.1  # Of equal images it is above 0.9.
     assert not intervals.is_told_apart(means["B"]["draws"], means["A"]["draws"])
+    said = "Not all runs of a column were tested on the same images: cifar10."
+    assert said in make_table(tmp_path)[1].notes
 
 
 @pytest.mark.parametrize("score", [0.25, 0.5025])  # One image of 400 more.
@@ -195,6 +199,8 @@ def test_margins_on_the_command_line_are_numbers():
     assert (request.against, request.margin) == ("A", 0.005)
     with pytest.raises(ConfigError, match=r"--table: margin=much.*a number"):
         parse_requests(["metric=x,margin=much"], TableRequest, "--table")
+    with pytest.raises(ConfigError, match=r"has where\.model more than once"):
+        parse_requests(["metric=x,where.model=A,where.model=B"], TableRequest, "--table")
 
 
 def test_a_mean_over_datasets_has_the_images_of_all_and_the_fewest_degrees_of_freedom():

@@ -16,6 +16,7 @@ def table_of(scores, header=("model", "pets_37")):
     index = pd.MultiIndex.from_tuples([(header[1], row) for row, *_ in scores])
     columns = ["mean", "low", "high", "best"]
     means = pd.DataFrame([score for _, *score in scores], index=index, columns=columns)
+    means["comparable"] = means["low"].notna().all()
     return Table("Top-1 accuracy, test", [*header], rows, ["Percent."], "eval/test/accuracy", means)
 
 

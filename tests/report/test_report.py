@@ -236,6 +236,14 @@ def test_selecting_on_the_reported_split_is_marked(tmp_path, reported, warned):
     )
 
 
+def test_runs_that_measured_another_split_only_are_named(tmp_path):
+    write(tmp_path / "a", config=config(), result=result(0.9, 400))
+    write(tmp_path / "b", config=config(seed=1), result=result(0.8, 400, split="val"))
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "Not in the table, because they were not evaluated on test: b." in text
+
+
 def test_runs_beside_the_final_ones_of_a_sweep_are_named(tmp_path):
     small_sweep(tmp_path / "sweep", {})
     put_candidate(tmp_path / "sweep", 1, 0.5)

@@ -27,6 +27,19 @@ def test_each_run_folder_at_any_depth_is_found_once(tmp_path):
     assert [run.name for run in found.runs] == ["a/seed9", "a/seed10", "inner"]
 
 
+def test_linked_runs_are_found_once_and_no_circle_is_followed(tmp_path):
+    write(tmp_path / "far" / "b", config=config(), env={})
+    write(tmp_path / "far" / "sweep" / "c", config=config(), env={})
+    write(tmp_path / "here" / "d", config=config(), env={})
+    for link, target in {"a": "here/d", "b": "far/b", "sweep": "far/sweep"}.items():
+        (tmp_path / "here" / link).symlink_to(tmp_path / target)
+    (tmp_path / "far" / "sweep" / "circle").symlink_to(tmp_path / "far" / "sweep")
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    for root in ("here", "link"):
+        found = read_runs([tmp_path / root])
+        assert [run.name for run in found.runs] == ["b", "d", "sweep/c"]
+
+
 def test_runs_with_the_same_name_are_named_by_their_paths(tmp_path):
     for folder in ("one", "two"):
         write(tmp_path / folder / "seed0", config=config(), env={})
@@ -217,6 +230,12 @@ def test_a_report_of_few_runs_has_their_confusion_matrices(tmp_path, caplog):
     rows = [[cell.text for cell in row] for row in made.rows]
     assert rows == [["cat", "3", "1", "75.0% [30.1, 95.4]"], ["dog", "", "", ""]]
     assert made.notes[0] == "3 of 4 are right: 75.0% [30.1, 95.4]."  # Wilson, by hand.
+    later = "It is of a later evaluation than the result of the run."
+    for accuracy, examples, differs in ((0.75, 4, False), (0.75, 8, True), (0.5, 4, True)):
+        figures = {"eval/dev/accuracy_top1": accuracy, "eval/dev/examples": examples}
+        write(tmp_path, result=result(0.5, 2) | figures)
+        (made,) = confusion_tables(read_runs([tmp_path]).runs)
+        assert (later in made.notes) == differs
     table.write_text("true class,cat,dog\ncat,3,x\n")
     assert confusion_tables(read_runs([tmp_path]).runs) == []
     assert "confusion-dev.csv is left out" in caplog.text

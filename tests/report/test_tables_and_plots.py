@@ -13,6 +13,7 @@ from vit_jax.report.differences import difference_table
 from vit_jax.report.drawing import draw
 from vit_jax.report.frame import run_frame
 from vit_jax.report.labels import JOIN, format_metric
+from vit_jax.report.latex import tables_tex
 from vit_jax.report.overview import models_table
 from vit_jax.report.plots import draw_plot, plot_points
 from vit_jax.report.requests import PlotRequest, TableRequest, parse_requests
@@ -203,6 +204,12 @@ def test_means_with_and_without_known_images_are_not_compared(tmp_path):
         "Percent. Means of n = 2 runs [95 % interval over 400 test images and seeds; images are"
         " not paired; over seeds alone: x B, x C]."
     )
+    assert best(table) == {("C", "x")}
+    assert table.notes[2] == (
+        "Bold: the largest mean of its column, and means that are known not to differ significantly"
+        " from it."
+    )
+    assert "mathbf" not in tables_tex([table])
     rows = difference_table(request, table).rows
     assert [row[1].text for row in rows] == [
         "10.00 (uncertainty not known)",

@@ -94,6 +94,7 @@ def test_final_overrides_replace_the_selected_settings():
     assert job.awaited_selection is None
     assert job.config.seed == 1
     assert (job.config.train_epochs, job.config.train_steps) == (2.0, None)
+    assert "train_steps" not in job.job.overrides  # On a command line both would be an error.
     assert job.config.evaluation.splits == {"test": "test"}
     assert job.config.data.train_split == "train[:80%]"
 

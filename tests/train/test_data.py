@@ -107,6 +107,22 @@ def test_skipped_examples_are_counted_in_the_metrics(photos, tmp_path, caplog):
     # 6 steps of 4 examples are two epochs of 10: the bad one comes at least twice.
     assert counted == result["skipped_examples"] == 1
     assert caplog.text.count(f"example {source[3].id} of {source.name}") == 1
+    # A checkpoint holds them, so a resumed run counts those of all its sessions.
+    (tmp_path / "run" / "result.json").unlink()
+    assert train(config, tmp_path / "run", StopSignals())["skipped_examples"] == 1
+
+
+@pytest.mark.slow
+def test_a_resumed_run_says_that_its_evaluation_data_have_changed(photos, tmp_path, caplog):
+    workdir, evaluated = tmp_path / "run", open_source(folder_config(photos).data, "train[50%:]")
+    train(folder_config(photos), workdir, StopSignals())
+    words = "the data of evaluation split 'test' have changed since step 6"
+    for changed in (False, True):
+        (workdir / "result.json").unlink()
+        if changed:
+            (photos / evaluated[0].id).write_bytes(encoded(99, (30, 30), "BMP"))
+        train(folder_config(photos), workdir, StopSignals())
+        assert (words in caplog.text) == changed
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import vit_jax
 from vit_jax.config.early_stopping import EarlyStoppingConfig
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError
+from vit_jax.evaluation.correct import read_correct
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.about import choose_checkpoint
@@ -120,7 +121,7 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finis
     params, _ = result_params(tmp_path, program.abstract.params)
     evaluator = SplitEvaluator(
         config.data,
-        {"test": "test"},
+        config.evaluation.all_splits,
         program.mesh,
         batch_size=config.evaluation.batch_size or config.data.global_batch_size,
         num_classes=program.task.num_outputs,
@@ -128,6 +129,9 @@ def test_a_run_stops_early_and_its_best_weights_are_its_result(digits_dir, finis
         make_totals=program.task.totals,
     )
     again = evaluator(program.eval_step, params)
+    # The files in report/ are of the best weights, too.
+    correct = read_correct(tmp_path / "report" / "correct-dev.json")
+    assert correct.accuracy == pytest.approx(again.pop(METRIC))
     assert again == {name: result[name] for name in again}
     images = np.linspace(-1, 1, 2 * 8 * 8 * 3, dtype=np.float32).reshape(2, 8, 8, 3)
     places = ("", "checkpoints/10", "checkpoints/25")

@@ -6,8 +6,13 @@ import pytest
 from task_runs import digits_config
 
 from vit_jax.__main__ import main
+from vit_jax.config.data import DataConfig
+from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
+from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError, DataError
 from vit_jax.evaluation.frozen import FrozenEvaluator
+from vit_jax.models.registry import model_options
+from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
 from vit_jax.train.signals import Stopped, StopSignals
@@ -114,3 +119,12 @@ def test_too_few_examples_are_an_error_before_the_first_step(digits_dir, tmp_pat
 def test_impossible_fewshot_sections_are_config_errors(digits_dir, overrides, words):
     with pytest.raises(ConfigError, match=words):
         digits_config(digits_dir, *FEWSHOT, *overrides)
+
+
+def test_the_rule_for_the_labels_of_a_run_is_not_that_of_other_data(digits_dir):
+    datasets = {"numbers": FewshotDatasetConfig(name="digits", data_dir=str(digits_dir))}
+    data = DataConfig(name="clevr", label_rule="clevr_count", global_batch_size=8)
+    model = model_options("ViT-Mini/4")
+    config, mesh = FewshotConfig(datasets=datasets), make_mesh(MeshConfig())
+    # Digits have none of the features that the rule reads.
+    FrozenEvaluator(config, data, model, (32, 32), mesh, batch_size=8)

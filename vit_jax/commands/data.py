@@ -210,6 +210,12 @@ def _open(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, "Source"]
     keys: dict[str, Any] = {"image_key": args.image_key, "label_key": args.label_key}
     if kind == "tfds":
         return _open_tfds(args.name, args.data_dir, keys)
+    if given := next((key for key, value in keys.items() if value), None):
+        raise ConfigError(
+            f"--{given}={keys[given]} for {args.name}, which is read as {kind}",
+            "a TFDS dataset, which names what an example has",
+            "leave it out; the columns of a list are path and label",
+        )
     from vit_jax.data.sources.captioned import CaptionedSource, list_captioned
     from vit_jax.data.sources.folder import FolderSource
     from vit_jax.data.sources.listing import list_images

@@ -120,9 +120,9 @@ class DataConfig(Section):
     """TFDS split string or a preset, see `data.sources.splits`."""
     subset: SubsetConfig = section(SubsetConfig)
     image_key: str | None = option(None)
-    """Name of the image feature; None: "image", or the only image feature."""
+    """Name of the image feature of a TFDS dataset; None: "image", or the only image feature."""
     label_key: str | None = option(None)
-    """Name of the class feature; None: "label", or the only class feature."""
+    """Name of the class feature of a TFDS dataset; None: "label", or the only class feature."""
     captions: CaptionsConfig = section(CaptionsConfig)
     label_rule: LabelRule | None = option(None)
     """Computes the class from other features, see `data.sources.label_rules`."""
@@ -184,28 +184,21 @@ class DataConfig(Section):
 
     def check(self) -> None:
         self.augment.crop.check_size(self.image_size)
-        if self.source not in get_args(SourceKind):
-            for key in ("image_key", "label_key"):
-                if getattr(self, key) is not None:
-                    raise ConfigError(
-                        f"is {getattr(self, key)!r} for source {self.source}",
-                        "pairs of an image and a label",
-                        "leave it out",
-                        key=key,
-                    )
+        for key in ("image_key", "label_key", "label_rule"):
+            if self.source != "tfds" and getattr(self, key) is not None:
+                columns = ", and name the columns of the list path and label"
+                raise ConfigError(
+                    f"is {getattr(self, key)!r} for source {self.source}",
+                    "a TFDS dataset, which names what an example has",
+                    "leave it out" + columns * (self.source == "csv"),
+                    key=key,
+                )
         if self.interpolation == "bicubic" and not self.antialias:
             raise ConfigError(
                 "is false with bicubic interpolation",
                 "true",
                 "leave it out, or set interpolation=bilinear",
                 key="antialias",
-            )
-        if self.label_rule is not None and self.source != "tfds":
-            raise ConfigError(
-                f"is {self.label_rule!r} for source {self.source}",
-                "a TFDS dataset",
-                "leave it out",
-                key="label_rule",
             )
 
 

@@ -6,6 +6,16 @@ from vit_jax.schema import Section
 DURATION_UNITS = ("steps", "epochs", "examples")
 
 
+def is_same_duration(key: str, other: str) -> bool:
+    """Whether two keys are one duration in different units.
+
+    >>> is_same_duration("train_steps", "train_epochs"), is_same_duration("warmup_steps", "a_steps")
+    (True, False)
+    """
+    (one, _, unit), (two, _, other_unit) = key.rpartition("_"), other.rpartition("_")
+    return key != other and one == two and {unit, other_unit} <= {*DURATION_UNITS}
+
+
 def check_duration(holder: Section, prefix: str, *, required: bool) -> None:
     """Raises ConfigError unless exactly one (or, if not required, at most one) unit is given."""
     keys = [f"{prefix}_{unit}" for unit in DURATION_UNITS]

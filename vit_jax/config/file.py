@@ -17,7 +17,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config.durations import DURATION_UNITS
+from vit_jax.config.durations import DURATION_UNITS, is_same_duration
 from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, first_few
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 # Keys that name compiled programs, or options with which XLA is told to run some.
 _PROGRAMS = ("compile_cache", "compiler_options")
 _LARGEST_BYTES = 1 << 24  # of a Python file
+_NOTHING = ("none", "null")
 
 
 def load_config(
@@ -90,20 +91,7 @@ def apply_override_texts(mapping: dict[str, Any], overrides: Sequence[str]) -> N
                 f"override '--config.{override}'", "--config.KEY=VALUE", "add '=VALUE'"
             )
         pairs.append((key, text))
-    _check_durations([key for key, text in pairs if text.lower() not in ("none", "null")])
     apply_overrides(mapping, pairs, lambda key, text: parse_override(Config, key, text, mapping))
-
-
-def _check_durations(keys: Sequence[str]) -> None:
-    """Raises ConfigError if a duration is given in two units."""
-    found: dict[str, str] = {}
-    for key in keys:
-        prefix, _, unit = key.rpartition("_")
-        first = found.setdefault(prefix, key) if unit in DURATION_UNITS else key
-        if first != key:
-            raise ConfigError(
-                f"is given and so is {key!r}", "one of the two", "leave one out", key=first
-            )
 
 
 def apply_overrides(
@@ -119,6 +107,8 @@ def apply_overrides(
     the new value does not read it.
     """
     rest, names = [], []
+    overrides = [*overrides]
+    _check_durations([key for key, value in overrides if str(value).lower() not in _NOTHING])
     for key, value in overrides:
         if key.endswith(".name") and is_chosen(Config, key.removesuffix(".name"), mapping):
             names.append((key, value))
@@ -134,6 +124,16 @@ def apply_overrides(
         if lost and section_of(Config, key, mapping) is None:
             log.warning("%s replaces all that is set before it: %s", key, first_few(lost, 3))
         override_key(mapping, key, parse(key, value))
+
+
+def _check_durations(keys: Sequence[str]) -> None:
+    """Raises ConfigError if a duration is given in two units."""
+    for place, key in enumerate(keys):
+        for first in keys[:place]:
+            if is_same_duration(first, key):
+                raise ConfigError(
+                    f"is given and so is {key!r}", "one of the two", "leave one out", key=first
+                )
 
 
 def _forget_unread(mapping: dict[str, Any], key: str, value: Any) -> None:

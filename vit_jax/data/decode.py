@@ -11,7 +11,7 @@ How each kind of image is treated:
 | 16 bits a channel             | the high byte; in TIFF also of 12 bits, and if zero is white  |
 | 32 bits, signed, floating     | an error: the value of white is unknown                       |
 | animated GIF, WebP, PNG; TIFF | the first frame or page                                       |
-| EXIF orientation              | applied; sizes and boxes are those of the upright image       |
+| orientation, in EXIF or XMP   | applied; sizes and boxes are those of the upright image       |
 | colour profile (ICC)          | ignored                                                       |
 | truncated file                | an error, even if the region is intact                        |
 | damaged JPEG                  | an error if a pixel of the region may be wrong; without       |

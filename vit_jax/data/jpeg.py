@@ -37,6 +37,9 @@ _COMMON_FRAMES = {0xC0, 0xC1, 0xC2}
 _START_OF_SCAN, _EXIF = 0xDA, 0xE1
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _ORIENTATION = 0x0112
+# How programs write it that drop EXIF data. Pillow reads it in the same way.
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 
 # libjpeg warnings that do not affect the pixels. Any other warning means wrong pixels; an error
 # after a warning is reported as a warning. Damage that leaves valid codes is not detected.
@@ -51,7 +54,7 @@ class Header(NamedTuple):
 
     width: int  # As stored, before any rotation.
     height: int  # As stored.
-    orientation: int  # 1 to 8, from EXIF; 1: as stored.
+    orientation: int  # 1 to 8, from EXIF, else from XMP; 1: as stored.
     common: bool  # 8 bits, gray or three colours, Huffman-coded; Pillow decodes other kinds.
     complete: bool  # There is an end-of-image marker after the image data.
 
@@ -75,7 +78,9 @@ def read_header(encoded: bytes) -> Header | None:
 
 
 def _parse_markers(encoded: bytes) -> Header | None:
-    position, orientation, frame = 2, 1, None
+    position, frame = 2, None
+    orientation: int | None = None
+    from_xmp = 1
     while encoded[position] == 0xFF:
         marker = encoded[position + 1]
         if marker == 0xFF:  # Padding before a marker.
@@ -89,6 +94,9 @@ def _parse_markers(encoded: bytes) -> Header | None:
             frame = (marker, *struct.unpack_from(">BHHB", encoded, position + 4))
         elif marker == _EXIF and encoded[position + 4 : position + 10] == b"Exif\0\0":
             orientation = _exif_orientation(encoded[position + 10 : position + 2 + length])
+        elif marker == _EXIF and encoded.startswith(_XMP, position + 4):
+            found = _XMP_ORIENTATION.search(encoded, position, position + 2 + length)
+            from_xmp = int(found[1]) if found else from_xmp
         elif marker == _START_OF_SCAN:
             if frame is None:
                 return None
@@ -96,13 +104,13 @@ def _parse_markers(encoded: bytes) -> Header | None:
             common = kind in _COMMON_FRAMES and bits == 8 and components in (1, 3) and height > 0
             # In image data a 0 follows every 0xFF, so this can only be the end marker.
             complete = encoded.rfind(b"\xff\xd9", position) >= 0
-            return Header(width, height, orientation, common, complete)
+            return Header(width, height, orientation or from_xmp, common, complete)
         position += 2 + length
     return None
 
 
-def _exif_orientation(tiff: bytes) -> int:
-    """Returns the orientation in the first directory of EXIF data; 1 if there is none."""
+def _exif_orientation(tiff: bytes) -> int | None:
+    """Returns the orientation in the first directory of EXIF data; None if there is none."""
     order = "<" if tiff[:2] == b"II" else ">"
     try:
         (directory,) = struct.unpack_from(f"{order}I", tiff, 4)
@@ -115,7 +123,7 @@ def _exif_orientation(tiff: bytes) -> int:
                 return value if 1 <= value <= 8 else 1
     except struct.error:
         pass
-    return 1
+    return None
 
 
 class _Region(ctypes.Structure):

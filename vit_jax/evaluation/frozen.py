@@ -204,6 +204,7 @@ def _open_dataset(
         subset=SubsetConfig(),
         image_key=dataset.image_key,
         label_key=dataset.label_key,
+        label_rule=None,
         num_classes=None,
         image_size=side or image_size[0],
     )

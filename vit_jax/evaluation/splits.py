@@ -145,6 +145,11 @@ class SplitEvaluator:
             return None
         return metrics
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Name in the metrics -> what identifies its examples."""
+        return {name: source.fingerprint for name, source in self.sources.items()}
+
     def write_mistakes(self) -> None:
         """Writes which examples of each split were wrong in its latest evaluation."""
         for name, (source, totals) in self._latest.items():

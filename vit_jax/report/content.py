@@ -129,6 +129,7 @@ def make_report(found: Runs, request: ReportRequest, folder: Path) -> Content:
         scores = score_table(one, of(one, one.metric))
         if asked.tables is None:
             scores.notes.extend(defaults.other_stages(one, frame))
+            scores.notes.extend(defaults.other_splits(one, frame))
         return [scores] if one.against is None else [scores, difference_table(one, scores)]
 
     # Everything is made before anything is written, so a wrong name leaves no files behind.

@@ -66,7 +66,9 @@ class _Line:
         return not all(run.finished for run in self.runs)
 
     def curves(self, metric: str) -> pd.DataFrame:
-        return pd.concat([run.curve(metric) for run in self.runs], axis=1)
+        # The best step may have been evaluated again at the end.
+        found = [run.curve(metric) for run in self.runs]
+        return pd.concat([one[~one.index.duplicated()] for one in found], axis=1)
 
     def curve(self, metric: str) -> pd.Series:
         return self.curves(metric).mean(axis=1)

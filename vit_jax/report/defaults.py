@@ -13,6 +13,7 @@ from vit_jax.report.frame import (
 from vit_jax.report.labels import title_of
 from vit_jax.report.requests import CurvesRequest, PlotRequest, TableRequest
 from vit_jax.report.scores import metric_regex, observe
+from vit_jax.run.metrics import split_of
 
 _FEW_SHOT = "fewshot/{dataset}/{shots}_shot/accuracy_top1"
 _FROZEN_FEATURE_METRICS = {
@@ -78,6 +79,23 @@ def other_stages(request: TableRequest, frame: pd.DataFrame) -> list[str]:
     others = others[others["stage"] != request.where["stage"]]
     few = first_few([run.name for run in others.index if run.finished], 5)
     return [f"Not in the table, because they are not final runs of a sweep: {few}."] if few else []
+
+
+def other_splits(request: TableRequest, frame: pd.DataFrame) -> list[str]:
+    """Returns a sentence that names finished runs that measured a default table elsewhere only."""
+    split, leaf = split_of(request.metric), request.metric.rpartition("/")[2]
+    of_stage = exclude_candidates(frame)
+    if "stage" in request.where:
+        of_stage = of_stage[of_stage["stage"] == request.where["stage"]]
+    names = [
+        run.name
+        for run in of_stage.index
+        if run.finished
+        and request.metric not in {*run.figures, *run.not_finite}
+        and any(split_of(name) and name.rpartition("/")[2] == leaf for name in run.figures)
+    ]
+    few = first_few(names, 5) if split else ""
+    return [f"Not in the table, because they were not evaluated on {split}: {few}."] if few else []
 
 
 def default_plots(frame: pd.DataFrame) -> list[PlotRequest]:

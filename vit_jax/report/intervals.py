@@ -158,6 +158,21 @@ def are_comparable(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
     return all(sources) and len({"images" in source for source in sources}) == 1
 
 
+def image_sets(observed: pd.DataFrame) -> list[str]:
+    """Returns the name of the set of test images behind each observation; "": it is not known."""
+    rows = zip(observed.index, observed[METRIC], observed[VALUE], strict=True)
+    found = [_tested(run, metric, value) for run, metric, value in rows]
+    return [one.examples.test_set if one and one.examples else "" for one in found]
+
+
+def all_comparable(means: pd.DataFrame) -> pd.Series:
+    """Returns for each mean whether `are_comparable` holds for all pairs of its column."""
+    columns = means["source"].groupby(level=0)
+    known = columns.transform(lambda sources: bool((sources != "").all()))
+    alike = columns.transform(lambda sources: sources.str.contains("images").nunique() == 1)
+    return known & alike
+
+
 def is_alike(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
     """Whether two means of `draw_means` do not differ significantly, as far as that is known."""
     return are_comparable(first, second) and not is_told_apart(first["draws"], second["draws"])

@@ -31,7 +31,7 @@ def _latex(table: Table) -> str:
     means = table.means.to_dict("index")
     alone = table.means["best"].groupby(level=0).transform("sum") == 1
     compared = table.means["best"].groupby(level=0).transform("size") > 1
-    known = table.means["low"].notna().groupby(level=0).transform("all")  # Of the whole column.
+    known = table.means["comparable"]  # The same for a whole column.
     bold = {*table.means.index[table.means["best"] & alone & compared & known]}
 
     def text_of(row: str, column: str, cell: Cell) -> str:

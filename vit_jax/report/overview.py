@@ -196,6 +196,12 @@ def confusion_tables(runs: Sequence[Run]) -> list[Table]:
             "Rows: the true class. Columns: examples by predicted class. Right: the share of the"
             " class that is classified correctly, with its 95 % interval.",
         ]
+        known = {"examples": total, "accuracy_top1": right / max(total, 1)}
+        if any(
+            not math.isclose(run.result.get(f"eval/{split}/{name}", value), value, rel_tol=1e-6)
+            for name, value in known.items()
+        ):
+            notes.append("It is of a later evaluation than the result of the run.")
         if (path.parent / f"mistakes-{split}.csv").is_file():
             notes.append(f"mistakes-{split}.csv in its report folder lists all wrong predictions.")
         tables.append(Table(title, ["true class", *predicted, "right"], rows, notes))

@@ -1,5 +1,6 @@
 """Requests for tables, plots and learning curves, from the command line or a sweep file."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -119,7 +120,14 @@ def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> t
     """
     requests = []
     for text in texts or ():
-        pairs = (item.partition("=") for item in text.split(","))
+        pairs = [item.partition("=") for item in text.split(",")]
+        counts = Counter(key.strip() for key, _, _ in pairs)
+        if twice := [key for key, count in counts.items() if count > 1]:
+            raise ConfigError(
+                f"{option}={text} has {twice[0]} more than once",
+                "each key once",
+                f"give one {option} for each value",
+            )
         given: dict[str, Any] = {
             key.strip(): value.strip() if equals else True for key, equals, value in pairs
         }

@@ -11,7 +11,14 @@ from vit_jax.errors import ConfigError, first_few
 from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report import labels, vtab
 from vit_jax.report.frame import text_column
-from vit_jax.report.intervals import describe_means, describe_seeds, is_alike, with_intervals
+from vit_jax.report.intervals import (
+    all_comparable,
+    describe_means,
+    describe_seeds,
+    image_sets,
+    is_alike,
+    with_intervals,
+)
 from vit_jax.report.labels import (
     FROZEN_FEATURES,
     format_metric,
@@ -106,6 +113,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
     means = summarize(pd.concat([observed, means_over(sets, observed, _KEYS)]), _KEYS)
     means = with_intervals(means, observed, sets, _KEYS, metric)
     means["best"] = _are_best(means, smallest=request.smallest_is_best)
+    means["comparable"] = all_comparable(means)
     means["usual_n"] = means["n"] == means["n"].mode().max()
     scores = means.to_dict("index")
     cells = {
@@ -226,7 +234,7 @@ def _notes(
     unit = "Percent. " if kind_of(request.metric).is_fraction else ""
     extreme = "smallest" if request.smallest_is_best else "largest"
     alike = ", and means that do not differ significantly from it"
-    if means["low"].isna().any():
+    if not means["comparable"].all():
         alike = ", and means that are known not to differ significantly from it"
     alike = alike if means["low"].notna().any() else ""
     notes = [
@@ -234,6 +242,11 @@ def _notes(
         *describe_seeds(means, request.pool),
         f"Bold: the {extreme} mean of its column{alike}.",
     ]
+    tested = pd.DataFrame({"column": observed["@columns"], "images": image_sets(observed)})
+    several = tested[tested["images"] != ""].groupby("column")["images"].nunique() > 1
+    if several.any():
+        names = first_few([*several.index[several]], 5)
+        notes.append(f"Not all runs of a column were tested on the same images: {names}.")
     if means["within"].notna().any():
         notes.append("After ±: standard deviation over the draws of examples inside one run.")
     differing = differing_within(observed, _KEYS)

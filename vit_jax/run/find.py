@@ -43,7 +43,14 @@ def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
             if SUPERSEDED not in parts and not any(part.startswith(".") for part in parts):
                 yield place, found[place]
         return
-    for place, folders, files in os.walk(root):
+    seen = [root.resolve()]
+    for place, folders, files in os.walk(root, followlinks=True):
+        if (path := Path(place)).is_symlink() and path != root:
+            target = path.resolve()
+            if any(target.is_relative_to(one) for one in seen):  # Nothing twice, and no circles.
+                folders.clear()
+                continue
+            seen.append(target)
         is_run = "job.json" in files or ("config.json" in files and _has_run_file({*files}))
         skipped = (SUPERSEDED, *(_NOT_RUNS if is_run else ()))
         folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from vit_jax.config.durations import is_same_duration
 from vit_jax.config.evaluation import METRICS
 from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_overlap, overlap
@@ -100,7 +101,12 @@ class Selection:
     def final_jobs(self, candidate: str) -> dict[str, Job]:
         """Returns name -> final run with the settings of a candidate."""
         job, changed = self.candidate_jobs[candidate], self.final_overrides
-        kept = {key: value for key, value in job.overrides.items() if key not in changed}
+        given = [key for key, value in changed.items() if value is not None]
+        kept = {
+            key: value
+            for key, value in job.overrides.items()
+            if key not in changed and not any(is_same_duration(key, one) for one in given)
+        }
         return {
             name: dataclasses.replace(
                 job,

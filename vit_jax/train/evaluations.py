@@ -62,6 +62,16 @@ class Evaluations:
         start, session = self._session.start, self._session
         if start.step == 0:
             return
+        now = session.evaluators.splits.fingerprints
+        changed = [
+            name for name, before in start.evaluated.items() if now.get(name, before) != before
+        ]
+        if changed and is_first_host():
+            log.warning(
+                "the data of evaluation split %s have changed since step %d: scores before and"
+                " after it are not of the same examples",
+                *(first_few(list(map(repr, changed)), 3), start.step),
+            )
         self._splits.read(start.step)
         self._features.read(start.step)
         self.run_due(start.step, start.state.eval_params)
@@ -92,12 +102,10 @@ class Evaluations:
         if session.early_stopping.enabled:
             metrics["best_step"] = best
         for evaluation in (self._splits, self._final_splits, self._features):
-            # The tables of the splits are of the latest evaluation, so those of an earlier step
-            # have to be written again.
-            tables_differ = best != step and session.config.measures_classes()
-            if evaluation is not self._splits or not tables_differ:
-                evaluation.read(best)
-            evaluation.run(best, params)
+            evaluation.read(best)
+            # The files of the splits in report/ are of the latest evaluation, so those of an
+            # earlier step have to be written again.
+            evaluation.run(best, params, again=evaluation is self._splits and best != step)
             if evaluation.step != best:
                 self._wait_for_save()
                 raise Stopped(step)
@@ -182,16 +190,24 @@ class _Evaluation:
         if found:
             self.step, self.metrics = step, found
 
-    def run(self, step: int, params: Any) -> None:
-        """Evaluates and writes the metrics, unless this was done at this step or the run stops."""
-        if self.step == step:
+    def run(self, step: int, params: Any, *, again: bool = False) -> None:
+        """Evaluates and writes the metrics, unless this was done at this step or the run stops.
+
+        With `again` it evaluates in any case.
+        """
+        known = self.step == step
+        if known and not again:
             return
+        self.step = -1
         session = self._session
         with session.account.part("evaluation"), session.progress.stage("evaluating"):
             metrics = self._evaluate(params)
         if metrics is None:
             return
-        self.step, self.metrics = step, metrics
+        self.step = step
+        if known:
+            return
+        self.metrics = metrics
         if metrics:
             _warn_of_non_finite(step, metrics)
             self._session.metrics.write(step, metrics)

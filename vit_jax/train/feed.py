@@ -33,7 +33,7 @@ class TrainingFeed(Iterator[tuple[Program, dict[str, jax.Array]]]):
     def __init__(self, session: Session):
         data, program = session.config.data, session.program
         self._session, self._step = session, session.start.step
-        self.skipped = set[int]()
+        self.skipped = {*session.start.skipped}
         rows = host_rows(program.mesh, data.global_batch_size)
         self._batches = train_batches(
             cached(session.source, data.cache_mb),

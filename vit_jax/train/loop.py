@@ -125,7 +125,7 @@ def _train(session: Session) -> dict[str, Any]:
     if not session.is_last(step):
         step, state = _run_steps(session, step_log, evaluations, saves)
     with session.account.part("evaluation"):
-        return session.result(step, step_log.figures | evaluations.final_metrics(step, state))
+        return session.result(step, step_log.figures() | evaluations.final_metrics(step, state))
 
 
 def _run_steps(
@@ -145,7 +145,7 @@ def _run_steps(
             with step_log.waiting():
                 program, batch = next(feed)
             state, metrics = program.compiled(state, batch, *session.frozen)
-            step_log.add(step, metrics, len(feed.skipped))
+            step_log.add(step, metrics, feed.skipped)
             if hooks.are_due(step):
                 with step_log.paused():
                     hooks.run(step, state, metrics)
@@ -158,7 +158,7 @@ def _run_steps(
             session.checkpoints.check()
             if stopping or saves.is_due(step):
                 with step_log.paused():  # It has read all metrics: only finite states are saved.
-                    saves.save(step, state, step_log.sums)
+                    saves.save(step, state, step_log.to_json())
             # A run whose last step is saved and evaluated has nothing left to stop.
             if stopping and not (session.is_last(step) and evaluations.is_complete(step)):
                 saves.wait()

@@ -40,8 +40,8 @@ class Saves:
         total = self._session.program.total_steps
         return min(next_due(step, self._interval) or total, total)
 
-    def save(self, step: int, state: TrainState, sums: Mapping[str, float]) -> None:
-        """Starts to save a state and the sums of the log, unless it is saved."""
+    def save(self, step: int, state: TrainState, log: Mapping[str, Any]) -> None:
+        """Starts to save a state and `StepLog.to_json`, unless it is saved."""
         if self._saved == step:
             return
         session = self._session
@@ -54,7 +54,7 @@ class Saves:
             session.checkpoints.save(
                 step,
                 state,
-                data=self._data(step) | {"sums": sums},
+                data=self._data(step) | log,
                 config=session.config.to_mapping(),
             )
             self._saved = step
@@ -75,6 +75,7 @@ class Saves:
             | {
                 "elapsed_s": time.perf_counter() - session.begin_s,
                 "seconds": session.account.seconds(),
+                "evaluated": session.evaluators.splits.fingerprints,
             }
             | session.early_stopping.to_json()
         )

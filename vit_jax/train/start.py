@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,9 @@ class Start:
     report: LoadReport | None = None  # None: the run does not start from other weights
     early_stopping: dict[str, Any] | None = None  # its saved state; None: a new run, or off
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    sums: Mapping[str, float] = dataclasses.field(default_factory=dict)  # see `StepLog.sums`
+    sums: Mapping[str, float] = dataclasses.field(default_factory=dict)  # see `StepLog`
+    skipped: Sequence[int] = ()  # indices of the bad examples so far
+    evaluated: Mapping[str, str] = dataclasses.field(default_factory=dict)  # split -> fingerprint
 
 
 def saved_items(program: Program) -> dict[str, Any]:
@@ -87,6 +89,8 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         early_stopping=found.data.get("early_stopping"),
         seconds=found.data.get("seconds", {}),
         sums=found.data.get("sums", {}),
+        skipped=found.data.get("skipped", ()),
+        evaluated=found.data.get("evaluated", {}),
     )
 
 

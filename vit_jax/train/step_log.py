@@ -5,11 +5,13 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import jax
 
 from vit_jax.errors import DivergenceError
+from vit_jax.parallel.processes import gather
 from vit_jax.run.compile_cache import watch_compile_cache
 from vit_jax.train.session import Session
 from vit_jax.train.step_choice import check_step
@@ -37,7 +39,7 @@ class StepLog:
         batch_size = session.config.data.global_batch_size
         self._telemetry = Telemetry(batch_size, session.program.flops_per_image)
         self._pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
-        self._skipped = 0
+        self._skipped: Collection[int] = session.start.skipped
         self._compile_time_s = 0.0
         self._sums: collections.Counter[str] = collections.Counter(session.start.sums)
 
@@ -65,18 +67,25 @@ class StepLog:
                 " that of evaluation"
             )
 
-    @property
     def figures(self) -> dict[str, int]:
-        """What result.json holds of the data: the number of bad examples, if there are any."""
-        return {"skipped_examples": self._skipped} if self._skipped else {}
+        """Returns the number of bad examples for result.json, if there are any."""
+        skipped = self._skipped_by_all()
+        return {"skipped_examples": len(skipped)} if skipped else {}
 
-    @property
-    def sums(self) -> dict[str, float]:
-        """The sums of metrics since the last line of the log, and "steps", the number of steps.
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of the log.
 
-        A checkpoint keeps them.
+        These are the sums of metrics since the last line, with "steps", the number of steps, and
+        the bad examples so far.
         """
-        return dict(self._sums)
+        return {"sums": dict(self._sums), "skipped": self._skipped_by_all()}
+
+    def _skipped_by_all(self) -> list[int]:
+        """Returns the bad examples of all hosts, which must all call this."""
+        if self._session.config.data.on_bad_example == "error":
+            return []
+        found = gather("skipped examples", sorted(self._skipped))
+        return sorted({index for indices in found for index in indices})
 
     def restart_clock(self) -> None:
         """Starts a new measurement of speed."""
@@ -94,13 +103,13 @@ class StepLog:
         if idle_since is not None or not self._clock.is_started:
             self._session.account.move(end - max(begin, idle_since or begin), "data")
 
-    def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
+    def add(self, step: int, metrics: dict[str, jax.Array], skipped: Collection[int]) -> None:
         """Queues the metrics of a step that was dispatched, and reads those of earlier steps.
 
         Args:
             step: number of updates made.
             metrics: f32 scalars, which may not be computed yet.
-            skipped: number of this host's bad examples so far.
+            skipped: this host's bad examples so far.
         """
         self._clock.watch_step(metrics["train/loss"])
         self._skipped = skipped
@@ -140,7 +149,7 @@ class StepLog:
         values |= {f"seconds/{part}": s for part, s in self._session.account.seconds().items()}
         values["train/compile_time_s"] = self._compile_time_s
         if self._session.config.data.on_bad_example == "skip":
-            values["train/skipped_examples"] = self._skipped
+            values["train/skipped_examples"] = len(self._skipped)
         self._session.metrics.write(step, values)
         self._session.progress.show_step(step, values)
 

@@ -145,10 +145,12 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
     inside = {place: entries for place, entries in images.items() if entries}
     stems = [image.name.rpartition(".")[0] for entries in inside.values() for image in entries]
     ends = {stem: end for stem in stems if (end := _OF_ANOTHER.search(stem))}
-    known = set(stems) if ends else set()
-    if masks := [stem for stem, end in ends.items() if stem[: end.start()] in known]:
+    above = {stem: image for stem in stems if (image := _image_above(stem))}
+    known = set(stems) if ends or above else set()
+    masks = [stem for stem, end in ends.items() if stem[: end.start()] in known]
+    if masks := masks + [stem for stem, image in above.items() if image in known]:
         log.warning(
-            "%s: read as images, although they may be masks of the images beside them: %s; if they"
+            "%s: read as images, although they may be masks or small copies of others: %s; if they"
             " are, move them", root, _alike(masks),
         )  # fmt: skip
     if len(inside) == 1:
@@ -224,6 +226,18 @@ def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None
             " or these splits, folds or domains, write a CSV file of path,label,split",
             root, alike, places,
         )  # fmt: skip
+
+
+def _image_above(stem: str) -> str | None:
+    """Returns the image to which one in a folder of masks or thumbnails belongs.
+
+    >>> _image_above("cat/masks/1"), _image_above("masks/1")
+    ('cat/1', None)
+    """
+    folder, _, name = stem.rpartition("/")
+    above, _, last = folder.rpartition("/")
+    is_target = above and _TARGETS.fullmatch(re.sub("[^a-z]", "", last.casefold()))
+    return f"{above}/{name}" if is_target else None
 
 
 def _stem(place: str) -> str:

@@ -69,6 +69,8 @@ from vit_jax.storage.paths import user_path
 
 # Labels that are the same if they are equal as numbers.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
+# Several labels as Python and PostgreSQL write them.
+_LIST = re.compile(r"\[.*\]|\{.*\}|\(.*,.*\)")
 _MAX_NAMED = 5
 # Ratings from 0.5 to 5 in halves have five of them.
 _MOST_FRACTIONS = 10
@@ -363,7 +365,8 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
             f" how a number is written: {first_few(twice, _MAX_NAMED)}"
         )
     parts = {name: {*re.split(r"[\s|;,+&]+", name)} - {name} for name in classes}
-    if lists := [name for name in classes if parts[name] and parts[name] <= parts.keys()]:
+    lists = [name for name in classes if parts[name] and parts[name] <= parts.keys()]
+    if lists := lists + [name for name in classes if _LIST.fullmatch(name)]:
         warnings.append(f"classes that may be several labels: {first_few(lists, _MAX_NAMED)}")
     if missing and set(classes) != {"-1", "1"}:
         warnings.append(f"classes that may be missing labels: {', '.join(missing)}")
