@@ -224,6 +224,16 @@ def test_code_that_has_changed_since_a_run_is_named_once(here, caplog):
     assert caplog.messages == [f"{here / 'run'}: ours has changed since its last session"]
 
 
+def test_an_error_below_a_recipe_names_the_line_of_the_module(here):
+    (here / "ours.py").write_text("\n1 / 0\n")
+    (here / "recipe.py").write_text("import ours\n")
+    with pytest.raises(ConfigError, match=r"ours.py, line 2: ZeroDivisionError.*; fix that line$"):
+        load_config("recipe.py")
+    (here / "recipe.py").write_text("def get_config(arg):\n    return int(arg)\n")
+    with pytest.raises(ConfigError, match=r"recipe.py, line 2: ValueError.*after ':' in --config"):
+        load_config("recipe.py:x")
+
+
 def test_text_of_a_run_folder_that_is_no_module_is_not_shown(here):
     write_run(here / "run", "os; rm -rf", loss__name="zzz")
     with pytest.raises(ConfigError) as caught:

@@ -312,6 +312,27 @@ def test_an_unknown_model_is_of_no_family_and_a_family_needs_names_of_its_own():
     assert options_class({"name": "auto"}).kind == "any model"
 
 
+def test_config_finds_the_options_of_a_family_of_your_own(capsys):
+    class TwinConfig(MIXER.options):
+        blinks: int = option(2, at_least=0)
+        """How often it blinks."""
+
+    named = {"Twin-B/16": MIXER.sizes["Mixer-B/16"]}
+    vit_jax.register_family(
+        dataclasses.replace(
+            MIXER,
+            name="Twin",
+            options=TwinConfig,
+            sizes=named,
+            parse=named.get,
+            shape=lambda o: named[o.name],
+        )
+    )
+    assert main(["config", "blinks"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "model.blinks = 2 a whole number, at least 0. How often it blinks. Of the fam" in text
+
+
 def test_recipes_define_what_they_use(tmp_path):
     recipe = tmp_path / "recipe.py"
     recipe.write_text(

@@ -14,6 +14,7 @@ import os
 import re
 import runpy
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ GROUP = "vit_jax"
 """The group of entry points: `[project.entry-points.vit_jax]` of a pyproject.toml."""
 ENVIRONMENTS = "environments.jsonl"
 
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _passed: list[str] = []  # What the user has named, in its order.
 _installed_is_loaded = False
 _changes = set[tuple[Path, str]]()  # (run, package) that `_warn_of_changes` has named.
@@ -78,17 +80,45 @@ def load_plugins(names: Sequence[str]) -> None:
 
 def _import_error(name: str, error: BaseException) -> PluginError:
     """Returns the error of a plugin that raises one, with the line of its own files."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.filename != __file__ and not f.filename.startswith("<frozen")]
-    place = f"{own[-1].filename}, line {own[-1].lineno}" if own else name
-    if isinstance(error, SyntaxError):
-        place = f"{error.filename}, line {error.lineno}"
-    reason = (str(error).splitlines() or [""])[0]
     return PluginError(
-        f"plugin {name} ({place}): {type(error).__name__}: {reason}",
+        f"plugin {name} ({place_of(error) or name}): {described(error)}",
         "a module that can be imported",
         "fix that line; --debug shows the whole traceback",
     )
+
+
+@contextlib.contextmanager
+def bugs_in_one_line(what: str) -> Iterator[None]:
+    """Raises PluginError for an error of code from outside the package, with its file and line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{what} ({place_of(error)}): {described(error)}",
+            "code without errors",
+            "fix that line; --debug shows the whole traceback",
+        ) from error
+
+
+def place_of(error: BaseException) -> str | None:
+    """Returns file and line where the innermost code of the user raised an error, if there is any.
+
+    That is code neither of this package nor of Python and what is installed.
+    """
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    places = sysconfig.get_paths()
+    foreign = ("<frozen", _PACKAGE, *(places[kind] for kind in ("stdlib", "purelib", "platlib")))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(foreign)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
+
+
+def described(error: BaseException) -> str:
+    """Returns the type of an error and the first line of its text."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def add_current_folder() -> None:
@@ -181,11 +211,15 @@ def naming_plugins(run: Path) -> Iterator[None]:
         ) from None
 
 
-def missing_modules(run: Path) -> list[str]:
-    """Returns the modules of a run's last session that this process has not imported.
+def modules_of(owners: Sequence[str]) -> list[str]:
+    """Returns what to pass with `--plugin` for these modules: a package in place of several."""
+    tops = [name if name.endswith(".py") else name.partition(".")[0] for name in owners]
+    shown = [top if tops.count(top) > 1 else n for n, top in zip(owners, tops, strict=True)]
+    return [*dict.fromkeys(shown)]
 
-    Several of one package are its name, if it is not imported either.
-    """
+
+def missing_modules(run: Path) -> list[str]:
+    """Returns the modules of a run's last session that this process has not imported."""
     named = [row.get("modules") for row in _read_plugins(run).values()]
     modules = [name for few in named if isinstance(few, list) for name in few]
     missing = [
@@ -193,12 +227,9 @@ def missing_modules(run: Path) -> list[str]:
         for name in modules
         if isinstance(name, str) and re.fullmatch(r"[\w.~/-]+", name) and name not in sys.modules
     ]
-    tops = [name if name.endswith(".py") else name.partition(".")[0] for name in missing]
-    shown = [
-        top if tops.count(top) > 1 and top not in sys.modules else name
-        for name, top in zip(missing, tops, strict=True)
-    ]
-    return [*dict.fromkeys(shown)]
+    # Loading a package again would not load more of its modules.
+    known = [name for name in missing if name.partition(".")[0] in sys.modules]
+    return known + modules_of([name for name in missing if name not in known])
 
 
 def _read_plugins(run: Path) -> dict[str, dict[str, Any]]:

@@ -107,7 +107,8 @@ RESULTS = {
     ),
     ("docs/how-to/own-repository.md", 1): lambda names: is_noise(names["noise"]),
     ("docs/how-to/own-repository.md", 2): lambda names: (
-        names["Stripes"]()[1][1] == 1 and (np.ptp(names["Stripes"]()[1][0], axis=0) == 0).all()
+        names["Stripes"]([0, 5])[1][1] == 1
+        and (np.ptp(names["Stripes"]([0, 5])[1][0], axis=0) == 0).all()
     ),
     ("docs/how-to/own-repository.md", 3): lambda names: (
         names["worst_class"](np.eye(3)[[0, 1, 1]], np.array([0, 1, 0])) == 0.5

@@ -112,6 +112,8 @@ def test_a_run_that_has_saved_nothing_is_replaced_by_one_of_another_config(begun
     with RunFolder(begun, config(seed=1)) as folder:
         folder.write_config()
     assert "ended before its first save; this one replaces it" in caplog.text
+    with RunFolder(begun, config(seed=1)):
+        assert "ended before its first save; it starts again" in caplog.text
     assert read_config(begun).seed == 1
 
 

@@ -209,6 +209,7 @@ def test_a_family_that_is_not_complete_is_refused_before_the_first_step():
 
     class Wrong(Half):
         image_size, grid, num_layers, intermediates = (224, 224), (14, 14), 1, ()
+        parts = ("linear",)
 
         def __call__(self, images, *, key=None, return_intermediates=()):
             return self.linear(images).mean((1, 2))
@@ -225,7 +226,18 @@ def test_a_family_that_is_not_complete_is_refused_before_the_first_step():
     vit_jax.register_family(dataclasses.replace(half, build=build_wrong))
     with pytest.raises(PluginError, match=r"family Half .*for two images and 3 classes.*\[2, 3\]"):
         vit_jax.create_model("Half-B/16", num_classes=3)
+    Wrong.parts = ()
+    with pytest.raises(PluginError, match="Wrong whose `parts` lack linear"):
+        vit_jax.create_model("Half-B/16", num_classes=4)
+    Wrong.parts = ("linear",)
     assert vit_jax.create_model("Half-B/16", num_classes=4)(jnp.zeros((1, 224, 224, 3))).shape == (
         1,
         4,
     )
+
+    def build_with_bug(options, *, num_classes, image_size, key, platform=None):
+        return Wrong(key.not_there)
+
+    vit_jax.register_family(dataclasses.replace(half, build=build_with_bug))
+    with pytest.raises(PluginError, match=r"family Half .*test_own_code.py, line \d+\): Attrib"):
+        vit_jax.create_model("Half-B/16", num_classes=4)

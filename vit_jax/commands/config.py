@@ -31,8 +31,10 @@ from vit_jax.data.augment import augment_class
 from vit_jax.data.crops import Crop
 from vit_jax.errors import ConfigError
 from vit_jax.losses import LabelLoss
+from vit_jax.models.family import Family
+from vit_jax.models.image_families import is_registered_outside
 from vit_jax.models.options import ModelConfig
-from vit_jax.models.registry import options_class
+from vit_jax.models.registry import families, options_class
 from vit_jax.schema import Section
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import user_path
@@ -71,7 +73,11 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         schema = _with_all_classes(model).model_json_schema()
         print(json_text(schema, what="the schema", indent=2))
         return 0
-    found = find_keys(config_keys(model, config), args.key)
+    keys = config_keys(model, config)
+    if config is None:
+        for family in filter(is_registered_outside, families()):
+            keys = {**_of_family(family), **keys}
+    found = find_keys(keys, args.key)
     if config is not None and config.optimizer.weight_decay:
         decay = f"Here a step at the peak rate decays by {config.optimizer.decay_per_step:.3g}."
         found = [_with_note(k, decay) if k.name == "optimizer.weight_decay" else k for k in found]
@@ -79,6 +85,13 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         if key.differs or not args.changed:
             _show(key, has_values=config is not None, brief=args.values)
     return 0
+
+
+def _of_family(family: Family) -> dict[str, ConfigKey]:
+    """Returns the keys of a family's options, which say so."""
+    keys = config_keys(family.options)
+    own = {name: key for name, key in keys.items() if name.startswith("model.")}
+    return {n: _with_note(key, f"Of the family {family.name}.") for n, key in own.items()}
 
 
 def _with_all_classes(model: type[ModelConfig]) -> type[Section]:

@@ -11,7 +11,6 @@ import inspect
 import json
 import logging
 import runpy
-import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -22,7 +21,7 @@ from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, first_few
 from vit_jax.models.options import AUTO, SIZES
-from vit_jax.plugins import add_current_folder, naming_plugins
+from vit_jax.plugins import add_current_folder, naming_plugins, place_of
 from vit_jax.schema import Section, is_chosen, parse_override, section_of, switched
 from vit_jax.storage.files import read_file, read_json
 from vit_jax.storage.paths import local_path, user_path
@@ -333,12 +332,11 @@ def _run(path: str, option: str, function: Callable[[], Any]) -> Any:
             "remove exit() or sys.exit(), or raise another error",
         ) from error
     except Exception as error:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-        line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
+        place = place_of(error) or path
         raise ConfigError(
-            f"{path}, line {line}: {type(error).__name__}: {error}",
+            f"{place}: {type(error).__name__}: {error}",
             f"a {option} file without errors",
-            f"fix that line, or the part after ':' in --{option}",
+            "fix that line" + f", or the part after ':' in --{option}" * place.startswith(path),
         ) from error
 
 

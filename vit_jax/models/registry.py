@@ -21,6 +21,7 @@ from vit_jax.models.image_families import (
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
+from vit_jax.plugins import bugs_in_one_line
 from vit_jax.rng import usual_numbers
 from vit_jax.synonyms import advice, meant_name
 
@@ -122,11 +123,19 @@ def build_model(
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     family = family_of(options.name)
-    model = family.build(
-        options, num_classes=num_classes, image_size=size, key=key, platform=platform
-    )
+
+    def build() -> Any:
+        return family.build(
+            options, num_classes=num_classes, image_size=size, key=key, platform=platform
+        )
+
     if is_registered_outside(family):
-        _check_model(family, model, num_classes)
+        what = f"family {family.name} of {IMAGE_FAMILIES.owner(family.name)}"
+        with bugs_in_one_line(what):
+            model = build()
+            _check_model(what, model, num_classes)
+    else:
+        model = build()
     model.config = options
     return model
 
@@ -134,9 +143,8 @@ def build_model(
 _REQUIRED = ("__call__", "layer_outputs", "final_norm", "num_layers", "intermediates")
 
 
-def _check_model(family: Family, model: Any, num_classes: int) -> None:
+def _check_model(what: str, model: Any, num_classes: int) -> None:
     """Raises PluginError unless a model of a family from outside is complete."""
-    what = f"family {family.name} of {IMAGE_FAMILIES.owner(family.name)}"
     if not isinstance(model, ImageModel):
         raise PluginError(
             f"{what} built a {type(model).__name__}",
@@ -151,11 +159,19 @@ def _check_model(family: Family, model: Any, num_classes: int) -> None:
             "what vit_jax.ImageModel asks for",
             "add it to the class",
         )
+    tops = {name.partition("/")[0] for name in named_leaves(nnx.to_pure_dict(nnx.state(model)))}
+    if unnamed := sorted(tops - {*model.parts}):
+        raise PluginError(
+            f"{what} built a {type(model).__name__} whose `parts` lack {', '.join(unnamed)}",
+            "every attribute with parameters, in the order of the forward pass",
+            "add it to the class's `parts`",
+        )
     logits = jax.eval_shape(model, *model.example_inputs(2))
     shape = getattr(logits, "shape", ())
+    described = f"{getattr(logits, 'dtype', type(logits).__name__)}{list(shape)}"
     if len(shape) != 2 or shape[0] != 2 or (num_classes and shape[1] != num_classes):
         raise PluginError(
-            f"{what} returned {logits} for two images and {num_classes} classes",
+            f"{what} returned {described} for two images and {num_classes} classes",
             f"logits [2, {num_classes}]" if num_classes else "features [2, width]",
             "correct __call__ of the model",
         )

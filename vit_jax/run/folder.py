@@ -186,10 +186,9 @@ class RunFolder:
             )
         there = type(self.config).from_mapping(mapping)
         rows = [f"{k}: {a!r} there, {b!r} now" for k, a, b in differences(there, self.config)]
-        if rows and wanted == "train" and not self._has_saved():
-            log.warning(
-                "the run in %s ended before its first save; this one replaces it", self.path
-            )
+        if wanted == "train" and not self._has_saved():
+            what = "this one replaces it" if rows else "it starts again"
+            log.warning("the run in %s ended before its first save; %s", self.path, what)
         elif rows:
             raise RunFolderError(
                 f"run folder {self.path} holds a run of another config"
@@ -197,7 +196,7 @@ class RunFolder:
                 "the same config",
                 "choose another --workdir, or undo the change",
             )
-        elif wanted == "train" and self._has_saved() and self.result is None:
+        elif wanted == "train" and self.result is None:
             what = f"run folder {self.path}"
             now = environment(self.config)
             self._changes = check_code(what, self.path, now, new_code=self._new_code)

@@ -54,7 +54,7 @@ class Saves:
             session.checkpoints.save(
                 step,
                 state,
-                data=self._data(step) | log,
+                data={**self._data(step), **log},
                 config=session.config.to_mapping(),
             )
             self._saved = step

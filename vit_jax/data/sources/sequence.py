@@ -17,6 +17,7 @@ from vit_jax.data.any_image import image_data
 from vit_jax.data.sources.base import Example, Source, hash_of
 from vit_jax.data.sources.splits import read_split
 from vit_jax.errors import DataError, UserError
+from vit_jax.plugins import described, place_of
 from vit_jax.storage.paths import user_path
 
 # Examples that the identity of a sequence is made of, spread over its length.
@@ -82,10 +83,8 @@ def _pair(sequence: Any, place: int, what: str) -> tuple[Any, int]:
     except UserError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise DataError(
-            f"{what}: {type(error).__name__}: {reason}", "an example", "repair its [i]"
-        ) from error
+        where = f"{what} ({source})" if (source := place_of(error)) else what
+        raise DataError(f"{where}: {described(error)}", "an example", "repair its [i]") from error
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{what} is {type(pair).__name__}", "a pair (image, label)", "return one")
     image, label = pair
@@ -98,7 +97,8 @@ def _pair(sequence: Any, place: int, what: str) -> tuple[Any, int]:
     try:
         return image if isinstance(image, bytes) else image_data(image), label
     except DataError as error:
-        raise DataError(f"{what}: {error.got}", error.expected, error.fix) from None
+        kinds = "a PIL image, pixels u8[H, W, 3], the bytes or the path of an image file"
+        raise DataError(f"{what}: {error.got}", kinds, error.fix) from None
 
 
 def _given_labels(sequence: Any, name: str) -> np.ndarray | None:
