@@ -1,10 +1,11 @@
 import errno
+import logging
 import os
 
 import pytest
 from processes import UNMIXED, run_command, user_error
 
-from vit_jax.__main__ import main, quiet_libtpu
+from vit_jax.__main__ import _StderrHandler, main, quiet_libtpu
 from vit_jax.commands import COMMANDS, analyze
 from vit_jax.commands import train as train_command
 from vit_jax.run.job_folder import error_file, read_data_error
@@ -247,3 +248,12 @@ def test_a_config_file_that_exits_is_an_error(capsys, tmp_path, where):
     line = user_error(capsys, ["train", f"--config={path}", f"--workdir={tmp_path / 'run'}"])
     assert line.startswith(f"error: {path} ends the program: SystemExit(0)")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_said_again_of_data_is_written_once_and_other_lines_each_time():
+    handler, shown = _StderrHandler(), []
+    for name in ("vit_jax.data.sources.listing", "vit_jax.train.step_log"):
+        for text in ("left out: 3", "left out: 4", "left out: 3"):
+            record = logging.LogRecord(name, logging.INFO, "", 0, text, (), None)
+            shown += [text] * bool(handler.filter(record))
+    assert shown == ["left out: 3", "left out: 4", "left out: 3", "left out: 4", "left out: 3"]

@@ -62,6 +62,8 @@ _DISK_ERRORS = (
 )
 # JAX would draw or compute other numbers: see `rng.usual_numbers`.
 _OTHER_NUMBERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
+# Loggers of what is opened more than once, as data for training and for evaluation.
+_OF_INPUTS = ("vit_jax.data.", "vit_jax.models.")
 # The PCI vendor of TPUs.
 _GOOGLE = "0x1ae0"
 # What XLA says when a device has too little memory.
@@ -99,10 +101,22 @@ class _Formatter(logging.Formatter):
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to what `sys.stderr` is now, so that lines appear above a live display."""
+    """Writes to what `sys.stderr` is now, so that lines appear above a live display.
+
+    What data and models say again of the same folder or kernel is written once.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
+        self._said = set[str]()
+
+    def filter(self, record: logging.LogRecord) -> Any:
+        text = record.getMessage()
+        if record.name.startswith(_OF_INPUTS):
+            if text in self._said:
+                return False
+            self._said.add(text)
+        return super().filter(record)
 
     @property
     def stream(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -1,3 +1,4 @@
+import json
 import os
 import platform
 import random
@@ -45,6 +46,19 @@ def test_runs_with_the_same_name_are_named_by_their_paths(tmp_path):
         write(tmp_path / folder / "seed0", config=config(), env={})
     found = read_runs([tmp_path / "one", tmp_path / "two"])
     assert [run.name for run in found.runs] == ["one/seed0", "two/seed0"]
+
+
+def test_what_eval_has_measured_since_is_shown_beside_the_result_and_never_instead(tmp_path):
+    write(tmp_path / "done", config=config(), env={}, result=result(0.5, 400))
+    write(tmp_path / "open", config=config(), env={}, metrics=[])
+    for name in ("done", "open"):
+        later = {"eval/test/accuracy_top1": 0.9, "eval/other/accuracy_top1": 0.7}
+        (tmp_path / name / "report").mkdir()
+        (tmp_path / name / "report" / "evaluations.json").write_text(json.dumps(later))
+    figures = {run.name: run.figures for run in read_runs([tmp_path]).runs}
+    assert figures["done"]["eval/test/accuracy_top1"] == 0.5
+    assert figures["done"]["eval/other/accuracy_top1"] == 0.7
+    assert "eval/other/accuracy_top1" not in figures["open"]
 
 
 def test_each_folder_must_hold_a_run(tmp_path):

@@ -15,6 +15,7 @@ instead. A preset is also a split of a config: --config.evaluation.splits.real=i
 
 import argparse
 import dataclasses
+import logging
 import math
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ from vit_jax.storage.paths import check_output_folder, user_path
 
 if TYPE_CHECKING:
     from vit_jax.evaluation.presets import Score
+
+log = logging.getLogger(__name__)
 
 _BATCH_SIZE = 64
 
@@ -162,6 +165,9 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.report.confusion import draw_confusions
     from vit_jax.run.checkpoints import result_params
     from vit_jax.run.folder import read_class_names
+    from vit_jax.run.job_folder import read_optional_json
+    from vit_jax.run.result import EVALUATIONS, RESULT
+    from vit_jax.storage.files import write_json
     from vit_jax.train.inputs import eval_batch_size, open_splits
     from vit_jax.train.kernel_check import with_stored_kernel
     from vit_jax.train.program import build_program
@@ -205,6 +211,10 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     if not is_first_host():
         return
     evaluator.write_mistakes()
+    if args.step is None:
+        path = args.workdir / EVALUATIONS
+        write_json(path, (read_optional_json(path) or {}) | figures)
+        log.info("kept in %s; report shows the figures that %s lacks", path, RESULT)
     if config.measures_classes(num_classes):
         draw_confusions(args.workdir)
     if args.json:

@@ -223,6 +223,7 @@ def _waiting(text: str) -> "Iterator[Callable[[str], None]]":
     from rich.console import Console
 
     if not sys.stderr.isatty():
+        print(f"{text} (one to three minutes on two quiet cores)", file=sys.stderr)
         yield lambda text: None
         return
     with Console(stderr=True).status(text) as status:

@@ -37,6 +37,8 @@ def draw_curves(workdir: Path, *, mixed: bool = False) -> Path:
         if traces:
             shown.append(Panel(title, "step", "", traces, from_zero=title != "top-1 accuracy"))
     figure = draw(Drawing("", [], shown, columns=3, panel_size=(4, 3.3)))
+    for axes in figure.axes:  # All panels alike, also that of a single evaluation.
+        axes.set_xlim(0, 1.03 * max((row["step"] for row in rows), default=1))
     path = workdir / "report" / "curves.png"
     path.parent.mkdir(exist_ok=True)
     with plot_style(), write_through(path) as picture:

@@ -71,7 +71,10 @@ class Table:
 
     def markdown(self) -> str:
         """Returns the table as Markdown, with the best value of each column in bold."""
-        rows = [[f"**{c.text}**" if "best" in c.kind else c.text for c in row] for row in self.rows]
+        rows = [
+            [f"**{c.text}**" if c.text and "best" in c.kind else c.text for c in row]
+            for row in self.rows
+        ]
         return labels.markdown_table(self.header, rows, right=bool(self.metric))
 
 
