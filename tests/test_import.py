@@ -46,7 +46,7 @@ from vit_jax.__main__ import main
 loaded = lambda names: [name for name in names if name in sys.modules]
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main(["train", "--help"])
-print(loaded({_HEAVY!r}))
+print(loaded({(*_HEAVY, "numpy", "PIL")!r}))
 with contextlib.redirect_stdout(io.StringIO()):
     code = main(["train", "--config=tests/e2e/tiny.py:unmixed", "--workdir={tmp_path}/run",
                  "--config.data.data_dir={digits_dir}", "--config.train_steps=1"])

@@ -1,6 +1,6 @@
 """Boxes of an image: left, top, right, bottom in integer pixels."""
 
-import numpy as np
+from typing import Any
 
 Box = tuple[int, int, int, int]
 
@@ -35,7 +35,7 @@ def central_part(size: tuple[int, int], fraction: float) -> Box:
     )
 
 
-def random_position(width: int, height: int, w: int, h: int, rng: np.random.Generator) -> Box:
+def random_position(width: int, height: int, w: int, h: int, rng: Any) -> Box:
     """Draws the position of a box of width w and height h."""
     left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
     return left, top, left + w, top + h

@@ -18,9 +18,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-import numpy as np
-from PIL import Image
-
 from vit_jax.data.crops import Crop, crop_class, register_crop
 from vit_jax.errors import PluginError
 from vit_jax.own_functions import (
@@ -100,7 +97,10 @@ class _OwnHost(FromFunction, Operation):
 
     stage = "host"
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def __call__(self, image: Any, rng: Any) -> Any:
+        import numpy as np  # Every command that has a config imports this module.
+        from PIL import Image
+
         pixels = np.asarray(image)
         return Image.fromarray(self.own.checked(self.call(pixels, rng), pixels.shape, "uint8"))
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import numpy as np
-
 from vit_jax.data.boxes import Box
 from vit_jax.own_functions import FromFunction, own_function, owner_of, section_of_function
 from vit_jax.registry import NameIn, Registry
@@ -43,11 +41,11 @@ class Crop(Section):
     def check_size(self, side: int) -> None:
         """Raises ConfigError, with a key of `data`, if the crop gives no image of this side."""
 
-    def box(self, size: tuple[int, int], rng: np.random.Generator) -> Box:
+    def box(self, size: tuple[int, int], rng: Any) -> Box:
         """Returns the part of an image of (width, height) that is resized: all of it."""
         return 0, 0, *size
 
-    def after_resizing(self, pixels: Any, rng: np.random.Generator) -> Any:
+    def after_resizing(self, pixels: Any, rng: Any) -> Any:
         """Returns the resized pixels u8[H, W, 3], which some crops still shift."""
         return pixels
 
@@ -55,7 +53,7 @@ class Crop(Section):
 class _OwnCrop(FromFunction, Crop):
     """A crop made of a registered function."""
 
-    def box(self, size: tuple[int, int], rng: np.random.Generator) -> Box:
+    def box(self, size: tuple[int, int], rng: Any) -> Box:
         box = self.call(size, rng)
         if not _is_inside(box, size):
             raise self.own.error(
