@@ -178,10 +178,9 @@ def _report(args: argparse.Namespace, request: "ReportRequest") -> None:
         ) from None
     _print_tables(content.scores)
     print(content.summary)
-    print(
-        f"{folder / 'report.html'}, report.md, runs.csv, tables.csv, tables.tex and "
-        f"{len(content.pictures)} pictures in the same folder"
-    )
+    pictures = f"{len(content.pictures)} picture{'s' * (len(content.pictures) != 1)}"
+    files = "report.md, runs.csv, tables.csv, tables.tex"
+    print(f"{folder / 'report.html'}, {files} and {pictures} in the same folder")
 
 
 def _write(path: Path, text: str) -> None:
@@ -209,11 +208,13 @@ def _fit(table: "Table", console: "Console") -> "tuple[TerminalTable | None, int
     from rich.console import Console
     from rich.text import Text
 
+    from vit_jax.evaluation.metric_kinds import kind_of
     from vit_jax.tables import plain_table
 
     for end in range(len(table.header), 1, -1):
         shown = plain_table(table.header[0], right=tuple(table.header[1:end]))
-        shown.title, shown.title_justify = table.title, "left"
+        unit = ", %" * (bool(table.metric) and kind_of(table.metric).is_fraction)
+        shown.title, shown.title_justify = table.title + unit, "left"
         for row in table.rows:
             shown.add_row(*(Text(c.text, "bold" if "best" in c.kind else "") for c in row[:end]))
         fits = Console(width=10_000).measure(shown).maximum <= console.width

@@ -111,7 +111,7 @@ def _examples_per_class(source: Source, counts: np.ndarray, kind: str, amount: f
         raise DataError(
             f"a subset of {examples:,} of the {total:,} examples of {source.name}",
             f"between {present:,}, one for each class, and {total:,}",
-            f"change data.subset.{kind}, or the preset",
+            f"change data.subset.{kind}, or data.subset.preset",
         )
     return apportion(counts, examples)
 
