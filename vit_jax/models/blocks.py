@@ -94,8 +94,8 @@ class EncoderBlock(nnx.Module):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the new tokens and those of BLOCK_INTERMEDIATES that `capture` names.
 
-        A key turns dropout on, and with it a `drop_rate` stochastic depth: the probability that an
-        example skips a residual branch.
+        A key turns dropout on. With a key, a `drop_rate` turns on stochastic depth: it is the
+        probability that an example skips a residual branch.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
         pre = self.norm_placement == "pre"

@@ -163,9 +163,9 @@ class ViT(ImageModel):
     ) -> Float[Array, "B N D"]:
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
-        Equation 1, whose product with E is in `embed_patches`. `position_rows` has a position
-        vector for each token of the result; None: those of all tokens, if they are added here. A
-        key turns dropout on.
+        Equation 1, whose product with E is in `embed_patches`. A caller with a part of the patches
+        passes `position_rows`, a vector for each token of the result; None: the whole table, if
+        `position_placement` is "stem". A key turns dropout on.
         """
         if position_rows is None:
             position_rows = self.positions("stem")
@@ -190,9 +190,9 @@ class ViT(ImageModel):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the tokens after the blocks and the final norm, and intermediates of the blocks.
 
-        If x is only a part of all tokens, `rope` has the cosines and sines of these; a table that
-        blocks add would not fit. With a span (first, end), only the blocks first to end - 1 are
-        applied, without the final norm.
+        If x is only a part of all tokens, `rope` has the cosines and sines of these. Tables of
+        "shared" and "every_layer" are for all tokens. With a span (first, end), only the blocks
+        first to end - 1 are applied, without the final norm.
         """
         if self.has_rope and rope is None:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
@@ -217,7 +217,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """The LayerNorm of equation 4, unless `pool` applies it. Maps [B, h, w, D] stay."""
+        """Equation 4: LayerNorm, unless `pool` applies it. Maps [B, h, w, D] are returned as is."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -231,7 +231,7 @@ class ViT(ImageModel):
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
         outputs: dict[Layer, Array] = {}
         if self.stem is not None:
-            # Blocks need the last map: None is all of them.
+            # None: all maps, because the blocks need the last one.
             outputs |= self.stem(images, maps=None if numbers else map_names)
             images = list(outputs.values())[-1]
         x = self.embed(self.patch_embedding(images)) if numbers else images
