@@ -73,7 +73,6 @@ def test_the_smallest_config_has_four_required_parts():
         ("optimizer__learning_rate", float("nan"), "'optimizer.learning_rate' is nan (float)"),
         ("optimizer__layer_decay", 1.1, "'optimizer.layer_decay' is 1.1"),
         ("optimizer__clip_global_norm", 0, "'optimizer.clip_global_norm' is 0"),
-        ("optimizer__clip_each_parameter", True, "'optimizer.clip_each_parameter' is True without"),
         ("optimizer__schedule__decay", "stair", "'optimizer.schedule.decay' is 'stair' (str)"),
         ("ema_decay", 1.0, "'ema_decay' is 1.0"),
         ("accumulation_steps", 0, "'accumulation_steps' is 0"),

@@ -137,14 +137,6 @@ class OptimizerConfig(Section):
                 key="schedule.end_learning_rate",
             )
 
-        if self.clip_each_parameter and self.clip_global_norm is None:
-            raise ConfigError(
-                "is True without 'clip_global_norm'",
-                "the limit that it applies",
-                "set optimizer.clip_global_norm, or leave it out",
-                key="clip_each_parameter",
-            )
-
     def _check_freeze(self) -> None:
         check_duration(self, "freeze", required=False)
         keys = ("freeze_steps", "freeze_epochs", "freeze_examples")
