@@ -221,7 +221,9 @@ def test_code_that_has_changed_since_a_run_is_named_once(here, caplog):
     write_run(here / "run", "ours", loss__name="near")
     for _ in range(2):
         read_config(here / "run")
-    assert caplog.messages == [f"{here / 'run'}: ours has changed since its last session"]
+    assert caplog.messages == [
+        f"{here / 'run'}: the code of ours has changed since the run's last session"
+    ]
 
 
 def test_an_error_below_a_recipe_names_the_line_of_the_module(here):

@@ -330,7 +330,10 @@ def test_config_finds_the_options_of_a_family_of_your_own(capsys):
     )
     assert main(["config", "blinks"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "model.blinks = 2 a whole number, at least 0. How often it blinks. Of the fam" in text
+    assert (
+        "model.blinks = 2 a whole number, at least 0. How often it blinks. An option of the fam"
+        in text
+    )
 
 
 def test_recipes_define_what_they_use(tmp_path):

@@ -111,8 +111,8 @@ class _StderrHandler(logging.StreamHandler):
         self._said = set[str]()
 
     def filter(self, record: logging.LogRecord) -> Any:
-        text = record.getMessage()
         if record.name.startswith(_OF_INPUTS):
+            text = record.getMessage()
             if text in self._said:
                 return False
             self._said.add(text)

@@ -81,7 +81,7 @@ def load_plugins(names: Sequence[str]) -> None:
 def _import_error(name: str, error: BaseException) -> PluginError:
     """Returns the error of a plugin that raises one, with the line of its own files."""
     return PluginError(
-        f"plugin {name} ({place_of(error) or name}): {described(error)}",
+        f"plugin {name}{_in_brackets(place_of(error))}: {described(error)}",
         "a module that can be imported",
         "fix that line; --debug shows the whole traceback",
     )
@@ -92,28 +92,40 @@ def bugs_in_one_line(what: str) -> Iterator[None]:
     """Raises PluginError for an error of code from outside the package, with its file and line."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
+        if type(error).__name__ == "JaxRuntimeError":  # Such as a device without memory.
+            raise
         raise PluginError(
-            f"{what} ({place_of(error)}): {described(error)}",
+            f"{what}{_in_brackets(place_of(error))}: {described(error)}",
             "code without errors",
             "fix that line; --debug shows the whole traceback",
         ) from error
 
 
 def place_of(error: BaseException) -> str | None:
-    """Returns file and line where the innermost code of the user raised an error, if there is any.
+    """Returns file and line where the innermost code of the user raised an error.
 
-    That is code neither of this package nor of Python and what is installed.
+    That is code neither of this package nor of Python, and not installed, if there is such code.
+    None: all is of this package and Python.
     """
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
         return f"{error.filename}, line {error.lineno}"
-    places = sysconfig.get_paths()
-    foreign = ("<frozen", _PACKAGE, *(places[kind] for kind in ("stdlib", "purelib", "platlib")))
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(foreign)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    own = [frame for frame in frames if "-packages" not in frame.filename] or frames
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a file is of this package, except its recipes, or of Python."""
+    of_package = file.startswith(_PACKAGE) and not file.startswith(f"{_PACKAGE}recipes")
+    of_python = file.startswith(sysconfig.get_path("stdlib")) and "-packages" not in file
+    return of_package or of_python or file.startswith("<frozen")
+
+
+def _in_brackets(place: str | None) -> str:
+    return f" ({place})" if place else ""
 
 
 def described(error: BaseException) -> str:
@@ -181,7 +193,7 @@ def _hash(top: str) -> str | None:
     folder = Path(file).parent
     files = sorted(folder.rglob("*.py")) if Path(file).name == "__init__.py" else [Path(file)]
     found = hashlib.sha256()
-    for path in files:
+    for path in filter(Path.is_file, files):  # An editor's lock is a link to nothing.
         content = path.read_bytes()
         found.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
     return found.hexdigest()[:12]
@@ -245,4 +257,4 @@ def _warn_of_changes(run: Path) -> None:
         before, now = row.get("sources"), _hash(name) if name in sys.modules else None
         if None not in (before, now) and before != now and (run, name) not in _changes:
             _changes.add((run, name))
-            log.warning("%s: %s has changed since its last session", run, name)
+            log.warning("%s: the code of %s has changed since the run's last session", run, name)

@@ -479,8 +479,6 @@ def test_columns_with_splits_of_retrieval_are_used_or_refused(tmp_path, column):
 @pytest.mark.parametrize(
     "column",
     [
-        "purpose,learn,check,learn",
-        "cohort,1,2,1",
         "exclude,,blurry,",
         "is_tr,1,2,1",
         "unseen,a,b,a",
@@ -492,6 +490,24 @@ def test_columns_that_may_hold_out_images_and_cannot_be_read_are_refused(tmp_pat
     (tree(tmp_path, "x") / "it.csv").write_text("\n".join([f"path,label,{name}", *lines]))
     with pytest.raises(DataError, match=f"has the column '{name}' with .* which may say which"):
         list_images(tmp_path / "it.csv")
+
+
+def test_cohorts_that_name_no_split_are_not_read_and_exclude_wins_over_the_split(tmp_path):
+    lines = ["path,label,cohort,split,exclude", "x/0.png,a,Mainz,train,0"]
+    lines += ["x/1.png,a,Boston,train,1", "x/2.png,a,Mainz,val,0"]
+    (tree(tmp_path, "x") / "it.csv").write_text("\n".join(lines))
+    found = list_images(tmp_path / "it.csv")
+    assert sizes(found) == {"train": 1, "excluded": 1, "val": 1}
+
+
+def test_links_to_one_file_are_images_of_their_own(tmp_path):
+    tree(tmp_path, "x")
+    (tmp_path / "lists").mkdir()
+    for name in ("p", "q"):
+        (tmp_path / "x" / f"{name}.png").symlink_to(tmp_path / "x" / "0.png")
+    lines = ["path,label", "../x/p.png,a", "../x/q.png,b"]
+    (tmp_path / "lists" / "it.csv").write_text("\n".join(lines))
+    assert sizes(list_images(tmp_path / "lists" / "it.csv")) == {"train": 2}
 
 
 @pytest.mark.parametrize("caption", ["nan", "None", "['a', 'b']", '"[""a"", ""b""]"'])
@@ -611,10 +627,7 @@ def test_shards_with_labels(tmp_path):
             ('"m": {"split": "train"}', '"m": {"split": "val"}'),
             "files with m.split train, val, and",
         ),
-        (
-            ('"m": {"x": {"fold": 0}}', '"m": {}'),
-            "has the column 'm.x.fold' with '0', which may say",
-        ),
+        (('"license": {"usage": "cc-by"}', '"stats": {"val": 3}'), None),
         (('"split": "Training"', '"split": "train"'), None),
         (('"m": {"split": "Training"}', '"m": {"split": "train"}'), None),
         (('"source": "train"', '"source": "bus"'), None),

@@ -59,6 +59,9 @@ def test_what_eval_has_measured_since_is_shown_beside_the_result_and_never_inste
     assert figures["done"]["eval/test/accuracy_top1"] == 0.5
     assert figures["done"]["eval/other/accuracy_top1"] == 0.7
     assert "eval/other/accuracy_top1" not in figures["open"]
+    path = tmp_path / "done/report/evaluations.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"weights_digest": "others"}))
+    assert "eval/other/accuracy_top1" not in read_runs([tmp_path / "done"]).runs[0].figures
 
 
 def test_each_folder_must_hold_a_run(tmp_path):

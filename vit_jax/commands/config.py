@@ -91,7 +91,7 @@ def _of_family(family: Family) -> dict[str, ConfigKey]:
     """Returns the keys of a family's options, which say so."""
     keys = config_keys(family.options)
     own = {name: key for name, key in keys.items() if name.startswith("model.")}
-    return {n: _with_note(key, f"Of the family {family.name}.") for n, key in own.items()}
+    return {n: _with_note(key, f"An option of the family {family.name}.") for n, key in own.items()}
 
 
 def _with_all_classes(model: type[ModelConfig]) -> type[Section]:

@@ -166,7 +166,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.run.checkpoints import result_params
     from vit_jax.run.folder import read_class_names
     from vit_jax.run.job_folder import read_optional_json
-    from vit_jax.run.result import EVALUATIONS, RESULT
+    from vit_jax.run.result import EVALUATIONS, RESULT, WEIGHTS, read_result
     from vit_jax.storage.files import write_json
     from vit_jax.train.inputs import eval_batch_size, open_splits
     from vit_jax.train.kernel_check import with_stored_kernel
@@ -211,9 +211,12 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     if not is_first_host():
         return
     evaluator.write_mistakes()
-    if args.step is None:
-        path = args.workdir / EVALUATIONS
-        write_json(path, (read_optional_json(path) or {}) | figures)
+    result = read_result(args.workdir) if args.step is None else None
+    if result is not None:
+        path, weights = args.workdir / EVALUATIONS, {WEIGHTS: result.get(WEIGHTS)}
+        before = read_optional_json(path) or {}
+        kept = before if before.get(WEIGHTS) == weights[WEIGHTS] else {}
+        write_json(path, kept | weights | figures)
         log.info("kept in %s; report shows the figures that %s lacks", path, RESULT)
     if config.measures_classes(num_classes):
         draw_confusions(args.workdir)

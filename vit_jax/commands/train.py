@@ -95,7 +95,7 @@ def _train(
     config: Config, workdir: Path, stop: StopSignals, began_s: float, *, new_code: bool
 ) -> int:
     from vit_jax.parallel.processes import is_first_host
-    from vit_jax.plugins import modules_of
+    from vit_jax.plugins import modules_of, passed_plugins
     from vit_jax.report.confusion import draw_confusions
     from vit_jax.report.run_curves import draw_curves
     from vit_jax.run.own_code import own_code
@@ -117,6 +117,8 @@ def _train(
             print(f"curves: {picture}")
         for mistakes in sorted((workdir / "report").glob("mistakes-*.png")):
             print(f"worst mistakes: {mistakes}")
-        options = "".join(f" --plugin={name}" for name in modules_of(own_code(config)))
+        options = "".join(
+            f" --plugin={name}" for name in passed_plugins() or modules_of(own_code(config))
+        )
         print(f"next: python -m vit_jax report {workdir}{options}")
     return 0

@@ -112,10 +112,12 @@ def apply_overrides(
         if key.endswith(".name") and is_chosen(Config, key.removesuffix(".name"), mapping):
             names.append((key, value))
             continue
-        _forget_unread(mapping, key, value)
         rest.append((key, value))
-        if section_of(Config, key, mapping) is not None:
-            names += _names_in(key, parse(key, value), mapping)
+        if section_of(Config, key, mapping) is None:
+            _forget_unread(mapping, key, value)
+        else:
+            _forget_unread(mapping, key, parsed := parse(key, value))
+            names += _names_in(key, parsed, mapping)
     names.sort(key=lambda pair: (pair[0] != "task.name", pair[0].count(".")))
     ordered = [*names, *rest]
     for i, (key, value) in enumerate(ordered):
@@ -137,8 +139,10 @@ def _check_durations(keys: Sequence[str]) -> None:
 
 def _forget_unread(mapping: dict[str, Any], key: str, value: Any) -> None:
     """Removes the keys of the file that a new value of a key does not read."""
+    for name, inner in value.items() if isinstance(value, Mapping) else ():
+        _forget_unread(mapping, f"{key}.{name}", inner)
     above, _, leaf = key.rpartition(".")
-    cls = section_of(Config, above, mapping)
+    cls = section_of(Config, above, mapping) if above else None
     for name, (other, values) in cls.read_by.items() if cls else ():
         if other == leaf and value not in values:
             reduce(_subsection, above.split("."), mapping).pop(name, None)

@@ -194,8 +194,8 @@ def confusion_tables(runs: Sequence[Run]) -> list[Table]:
         notes = [
             f"{right:,} of {total:,} are right: {_share(right, total).text}.",
             "Rows: the true class. Columns: examples by predicted class. Right: the share of the"
-            " class that is classified correctly. Intervals are Wilson's (95 %); with few images,"
-            " those of the tables, from redrawn images, differ.",
+            " class that is classified correctly, with Wilson's 95 % interval. With few images it"
+            " differs from the intervals of tables, which come from redrawn images.",
         ]
         known = {"examples": total, "accuracy_top1": right / max(total, 1)}
         if any(

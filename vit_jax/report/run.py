@@ -26,7 +26,7 @@ from vit_jax.report.run_files import (
 from vit_jax.run.environment import CHANGED_CODE, changed_code
 from vit_jax.run.job_folder import Attempt
 from vit_jax.run.metrics import read_metrics
-from vit_jax.run.result import EVALUATIONS, RESULT, read_result
+from vit_jax.run.result import EVALUATIONS, RESULT, WEIGHTS, read_result
 from vit_jax.run.time_account import read_sessions, why_failed
 
 STATES = ("finished", "running", "unfinished", "failed", "not started")
@@ -83,7 +83,9 @@ class Run:
         latest = {k: v for row in rows for k, v in row.items() if k not in ("step", "time")}
         final = self.result.get("seconds", {})
         latest |= {f"seconds/{part}": seconds for part, seconds in final.items()}
-        later = self._read(EVALUATIONS) if self.finished else {}
+        later = self._read(EVALUATIONS)
+        if not self.finished or later.get(WEIGHTS) != self.result.get(WEIGHTS):
+            later = {}
         numbers = {k: v for k, v in (later | latest | self.result).items() if is_number(v)}
         self.figures: dict[str, float] = {k: v for k, v in numbers.items() if math.isfinite(v)}
         self.not_finite = numbers.keys() - self.figures.keys()

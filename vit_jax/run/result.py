@@ -11,7 +11,8 @@ from vit_jax.errors import RunFolderError, UserError
 from vit_jax.storage.files import read_json
 
 RESULT = "result.json"
-# What `eval` has measured since, for reports; name of a figure -> its latest value.
+WEIGHTS = "weights_digest"
+# What `eval` has measured since of the same WEIGHTS, for reports: figure -> its latest value.
 EVALUATIONS = "report/evaluations.json"
 FIX = "remove it to finish the run again"
 

@@ -5,6 +5,7 @@ its split (`split_names.py`).
 """
 
 import csv
+import functools
 import io
 import logging
 import posixpath
@@ -72,9 +73,16 @@ def read_rows(path: Path, image_columns: Sequence[str], value_column: str, fix: 
 def _file_of(folder: Path, name: str) -> str:
     """Returns the path of a listed file, which is the same for all its spellings."""
     path = posixpath.join(folder, name)
-    # Behind a link, ".." is not the folder before it.
-    follow = "../" in name and "\0" not in name and not isinstance(folder, BucketPath)
-    return posixpath.realpath(path) if follow else posixpath.normpath(path)
+    if "../" not in name or "\0" in name or isinstance(folder, BucketPath):
+        return posixpath.normpath(path)
+    above, leaf = posixpath.split(path)
+    return posixpath.join(_real_folder(above), leaf)
+
+
+@functools.lru_cache(1000)
+def _real_folder(path: str) -> str:
+    """Returns a folder without links and "..", which behind a link is not the folder before it."""
+    return posixpath.realpath(path)
 
 
 def label_text(value: Any) -> str | None:

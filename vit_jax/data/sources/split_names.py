@@ -5,8 +5,8 @@ variants such as Training, test_set, 01_val, train2017 and seg_train.
 
 Lines of a table: the column `split` says which split an image is in. Another column says it if
 
-- its name does: one of its words is split, fold, partition and the like, or train, test, phase,
-  cohort and the like. Not if its cells are numbers with fractions, such as those of
+- its name does: one of its words is split, fold, partition and the like, or train, test, phase and
+  the like. Not if its cells are numbers with fractions, such as those of
   training_time_s, or, for words such as test, more than ten different texts, such as those of
   test_id;
 - or its values do: half of them name splits, or two name different splits, one of them train, or
@@ -49,7 +49,8 @@ _ASKED = (
     "|excluded?"
 )
 # Words of a question that are no names of splits -> the split after which they ask.
-_ASKED_SPLITS = {"unseen": "test", "exclude": "excluded", "excluded": "excluded"}
+_EXCLUDED = "excluded"
+_ASKED_SPLITS = {"unseen": "test", "exclude": _EXCLUDED, "excluded": _EXCLUDED}
 _SHORT_QUESTIONS = {f"is{short}": split for short, split in _SHORT.items()}
 # Words around a split in a question, such as is_in_test_set.
 _AROUND = (
@@ -61,7 +62,7 @@ _QUESTION = re.compile(f"(?:{_AROUND}|{_ASKED})+")
 _UNCLEAR = re.compile("val|valid|dev|eval|.*valid(?!ation|$).*")
 # Anywhere in the name of a column; a word of it; all that it consists of, without signs between.
 _STRONG = re.compile("split|subset|partition|kfold|crossval|xval|holdout|heldout")
-_WORD = re.compile(f"{_ASKED}|folds?|cv|phase|usage|purpose|cohort|tvt")
+_WORD = re.compile(f"{_ASKED}|folds?|cv|phase|usage|tvt")
 _ALL_WORDS = re.compile(f"(?:{_AROUND}|{_WORD.pattern})+")
 _SET = re.compile("(?:image|img)?set(?:name|id|type)?")  # not data_set
 _YES = ("1", "1.0", "true", "t", "yes", "y")
@@ -127,7 +128,10 @@ def read_splits(
     read = named | asked
     rest = "val" if any(_asked_split(column) == "train" for column in asked) else "train"
     rows = [*zip(*read.values(), strict=True)]
-    found = [next((split for split, is_in in row if is_in), rest) for row in rows]
+    found = [
+        _EXCLUDED if (_EXCLUDED, True) in row else next((s for s, is_in in row if is_in), rest)
+        for row in rows
+    ]
     _check_capitals(path, {*found})
     usual = {split: _MAIN.get(split, split) for split in set(found) if split_of(split)}
     for split, row in dict.fromkeys(zip(found, rows, strict=True)):

@@ -27,7 +27,7 @@ from vit_jax.data.sources.image_files import (
     is_hidden,
 )
 from vit_jax.data.sources.image_table import label_text
-from vit_jax.data.sources.split_names import check_split, may_say_split
+from vit_jax.data.sources.split_names import check_split, may_say_split, split_of
 from vit_jax.errors import DataError
 from vit_jax.storage.bucket_path import BucketPath
 from vit_jax.storage.files import parse_json
@@ -181,9 +181,11 @@ def _member(file: io.BufferedReader, name: str, size: int, offset: int) -> Membe
         return Member(name, size, offset, label_text(content.decode(errors="replace")), _NONE)
     values = _object_in(content)
     label = label_text(values.get("cls", values.get("label")))
-    splits = {
-        key: str(value) for key, value in _flat(values) if may_say_split(key.rpartition(".")[2])
-    }
+    splits = {key: str(value) for key, value in values.items() if may_say_split(key)}
+    # Inside, only what names a split: other such keys describe other things.
+    for key, value in _flat(values):
+        if may_say_split(key.rpartition(".")[2]) and split_of(str(value)):
+            splits[key] = str(value)
     return Member(name, size, offset, label, splits or _NONE)
 
 
