@@ -127,8 +127,7 @@ def test_a_command_that_lacks_the_code_says_which_and_finds_it_with_plugin(lab):
     predict = ["vit_jax", "predict", "image.png", "--model=runs/bag"]
     Image.fromarray(np.zeros((24, 24, 3), np.uint8)).save(lab / "image.png")
     lacks = done(lab, *predict, code=2).stderr
-    assert "mylab.bag" in lacks
-    assert "--plugin=mylab.losses" in lacks
+    assert "--plugin=mylab if" in lacks
     assert "%" in done(lab, *predict, "--plugin=mylab").stdout
     table = ["vit_jax", "report", "runs/bag", "--table=metric=eval/test/worst_class"]
     words = "larger values of 'worst_class' are taken to be better, because its code is not loaded"
