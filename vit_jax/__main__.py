@@ -103,7 +103,7 @@ class _Formatter(logging.Formatter):
 class _StderrHandler(logging.StreamHandler):
     """Writes to what `sys.stderr` is now, so that lines appear above a live display.
 
-    What data and models say again of the same folder or kernel is written once.
+    A line that code of data or models logs again is written once.
     """
 
     def __init__(self) -> None:

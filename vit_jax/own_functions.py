@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import re
-import traceback
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 
 from vit_jax.errors import PluginError, UserError
+from vit_jax.plugins import bugs_in_one_line
 from vit_jax.schema import Section, option, section
 
 S = TypeVar("S", bound=Section)
@@ -62,22 +62,9 @@ class OwnFunction:
         return PluginError(f"{self.kind} '{self.name}' ({place}) {got}", expected, fix)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Calls it. What it raises becomes one line with the line of the function's file."""
-        try:
+        """Calls it. What it raises becomes one line with the place in the user's code."""
+        with bugs_in_one_line(f"{self.kind} '{self.name}'"):
             return self.function(*arguments, **options)
-        except UserError:
-            raise
-        except Exception as error:
-            file = inspect.unwrap(self.function).__code__.co_filename
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = [frame.lineno for frame in frames if frame.filename == file]
-            reason = (str(error).splitlines() or [""])[0]
-            raise PluginError(
-                f"{self.kind} '{self.name}' ({file}, line {(lines or [None])[-1]}):"
-                f" {type(error).__name__}: {reason}",
-                f"a {self.kind} without errors",
-                "fix that line; --debug shows the whole traceback",
-            ) from error
 
     def checked(self, result: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """Returns an array that it has returned, after checking its shape and type."""

@@ -107,8 +107,8 @@ def bugs_in_one_line(what: str) -> Iterator[None]:
 def place_of(error: BaseException) -> str | None:
     """Returns file and line where the innermost code of the user raised an error.
 
-    That is code neither of this package nor of Python, and not installed, if there is such code.
-    None: all is of this package and Python.
+    That is code outside this package, Python and the installed packages. Without such code, that of
+    an installed package counts; None: there is neither.
     """
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
         return f"{error.filename}, line {error.lineno}"

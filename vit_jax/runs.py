@@ -141,7 +141,7 @@ def fit(
         mapping["model"] = {"name": model}
     passed = data if isinstance(data, Mapping) else {}
     if data is not None:
-        mapping["data"] = {**mapping.get("data", {}), **_data_keys(data)}
+        apply_overrides(mapping, [("data", _data_keys(data))])
     if passed:
         others = {name: name for name in passed if name != "train"}
         parts = {"splits": others, "final_splits": {}}
@@ -173,13 +173,12 @@ def _data_keys(data: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             'a folder, the name of a dataset, or {"train": (images, labels), "test": ...}',
             "pass one of these",
         )
-    keys = dict.fromkeys(("image_key", "label_key", "label_rule"))  # Not the recipe's.
     if isinstance(data, Mapping):
-        return {**keys, "source": "passed", "name": "passed data", "train_split": "train"}
+        return {"source": "passed", "name": "passed data", "train_split": "train"}
     path = user_path(str(data))
     if not path.is_dir():
         return {"source": "tfds", "name": str(data)}
-    return {**keys, "source": "folder", "name": path.absolute().name, "data_dir": str(data)}
+    return {"source": "folder", "name": path.absolute().name, "data_dir": str(data)}
 
 
 def _copied(mapping: Mapping[str, Any]) -> dict[str, Any]:

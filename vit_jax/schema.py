@@ -148,7 +148,7 @@ class Section(pydantic.BaseModel):
             default = type(self).model_fields[key].default
             if chosen not in values and value != default:
                 raise ConfigError(
-                    f"is {value}, but {other}={chosen} does not read it",
+                    f"is {value!r}, but {other}={chosen} does not read it",
                     f"{other}={' or '.join(map(str, values))}",
                     f"leave it at {default}, or change '{other}'",
                     key=key,

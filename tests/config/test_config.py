@@ -135,8 +135,12 @@ def test_features_are_named_in_tfds_datasets_only(source, key):
     assert getattr(Config.from_mapping(mapping(**given)).data, key) == "clevr_count"
     with pytest.raises(ConfigError) as caught:
         Config.from_mapping(mapping(data__source=source, **given))
-    assert caught.value.got == f"'data.{key}' is 'clevr_count' for source {source}"
-    assert ("columns of the list path and label" in caught.value.fix) == (source == "csv")
+    assert (
+        caught.value.got == f"'data.{key}' is 'clevr_count', but source={source} does not read it"
+    )
+    of_recipe = mapping(**given)
+    apply_override_texts(of_recipe, [f"data.source={source}"])
+    assert getattr(Config.from_mapping(of_recipe).data, key) is None
 
 
 def test_a_new_choice_drops_what_it_does_not_read_of_the_file_only():

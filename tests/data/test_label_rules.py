@@ -133,5 +133,5 @@ def config_of(**data):
 def test_the_config_names_the_rule(scenes):
     data = {"name": "scenes", "data_dir": scenes, "label_rule": "clevr_count"}
     assert open_source(config_of(**data).data, "train").class_names[0] == "3 objects"
-    with pytest.raises(ConfigError, match=r"label_rule' is 'clevr_count' for source folder"):
+    with pytest.raises(ConfigError, match=r"label_rule' is 'clevr_count', but source=folder does"):
         config_of(**data, source="folder")

@@ -300,7 +300,7 @@ def test_runs_with_the_same_seed_are_no_two_seeds(tmp_path):
     assert table.means["low"].isna().all()
     assert cell(table, "A", "x" if "x" in table.header else table.header[1]).text == "0.6000"
     assert table.notes[0] == (
-        "Means of 2 runs; n = 1, the number of seeds, whose uncertainty is not known."
+        "Means of 2 runs (n = 1, the number of seeds), whose uncertainty is not known."
     )
 
 
@@ -310,7 +310,7 @@ def test_a_row_of_a_seed_says_how_many_runs_it_has(tmp_path):
     put(tmp_path, "c", 0.9, labels={"model": "C", "dataset": "x"}, seed=2)
     table = make_table(tmp_path, rows="seed")
     assert [row[1].text for row in table.rows] == ["50.00", "70.00", "90.00"]
-    assert table.notes[0].startswith("Percent. Means of 1 to 2 runs; n = 1, the number of seeds")
+    assert table.notes[0].startswith("Percent. Means of 1 to 2 runs (n = 1, the number of seeds)")
 
 
 def test_unrelated_runs_are_named_by_their_folders(tmp_path):

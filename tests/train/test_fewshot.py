@@ -9,6 +9,7 @@ from vit_jax.__main__ import main
 from vit_jax.config.data import DataConfig
 from vit_jax.config.fewshot import FewshotConfig, FewshotDatasetConfig
 from vit_jax.config.mesh import MeshConfig
+from vit_jax.data.sources import open_source
 from vit_jax.errors import ConfigError, DataError
 from vit_jax.evaluation.frozen import FrozenEvaluator
 from vit_jax.models.registry import model_options
@@ -126,5 +127,6 @@ def test_the_rule_for_the_labels_of_a_run_is_not_that_of_other_data(digits_dir):
     data = DataConfig(name="clevr", label_rule="clevr_count", global_batch_size=8)
     model = model_options("ViT-Mini/4")
     config, mesh = FewshotConfig(datasets=datasets), make_mesh(MeshConfig())
-    # Digits have none of the features that the rule reads.
-    FrozenEvaluator(config, data, model, (32, 32), mesh, batch_size=8)
+    FrozenEvaluator(config, data, model, (32, 32), mesh, batch_size=8)  # Opens the digits.
+    with pytest.raises(DataError, match=r"objects, which data\.label_rule=clevr_count"):
+        open_source(data.replace(name="digits", data_dir=str(digits_dir)), "train")

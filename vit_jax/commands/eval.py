@@ -217,7 +217,7 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         before = read_optional_json(path) or {}
         kept = before if before.get(WEIGHTS) == weights[WEIGHTS] else {}
         write_json(path, kept | weights | figures)
-        log.info("kept in %s; report shows the figures that %s lacks", path, RESULT)
+        log.info("the figures are in %s; report shows those that %s lacks", path, RESULT)
     if config.measures_classes(num_classes):
         draw_confusions(args.workdir)
     if args.json:

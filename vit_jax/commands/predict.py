@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from vit_jax.commands.arguments import positive_int
 from vit_jax.commands.load_options import add_load_arguments, load_model
 from vit_jax.data.image_formats import counted, is_image, no_images_error, unread_formats
-from vit_jax.data.sources.image_files import LocalFiles, is_hidden
+from vit_jax.data.sources.listing import files_in
 from vit_jax.errors import DataError, WeightsError
 from vit_jax.shown_log import without_info_log
 from vit_jax.storage.files import json_text
-from vit_jax.storage.paths import is_bucket, user_path
+from vit_jax.storage.paths import user_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +95,7 @@ def _find_images(given: Sequence[str]) -> list[tuple[str, Path, bool]]:
         if not path.is_dir():
             found.append((text, path, True))
             continue
-        names = _names_in(path)
+        names = [name for name, _ in files_in(path, None).walk("")]  # As training finds them.
         inside = sorted(path / name for name in names if is_image(name))
         unread = unread_formats(names)
         if not inside:
@@ -108,14 +108,6 @@ def _find_images(given: Sequence[str]) -> list[tuple[str, Path, bool]]:
             log.warning("%s: images that are not read: %s", path, counted(unread))
         found += [(str(p), p, False) for p in inside]
     return found
-
-
-def _names_in(folder: Path) -> list[str]:
-    """Returns the paths of the files in and below a folder; links are followed, as in training."""
-    if is_bucket(folder):
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
-        return [name for name in names if not any(map(is_hidden, name.split("/")))]
-    return [name for name, _ in LocalFiles(folder).walk("")]
 
 
 def _classify(

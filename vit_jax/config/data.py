@@ -100,7 +100,12 @@ class SubsetConfig(Section):
 class DataConfig(Section):
     """The dataset, and options for reading it."""
 
-    read_by = {"central_fraction": ("eval_crop", ("central", "squash_central"))}
+    read_by = {
+        "central_fraction": ("eval_crop", ("central", "squash_central")),
+        "image_key": ("source", ("tfds",)),
+        "label_key": ("source", ("tfds",)),
+        "label_rule": ("source", ("tfds",)),
+    }
 
     source: SourceName = option("tfds")
     """Kind of dataset: TFDS-prepared data, a folder of images (one subfolder or tar file per
@@ -184,15 +189,6 @@ class DataConfig(Section):
 
     def check(self) -> None:
         self.augment.crop.check_size(self.image_size)
-        for key in ("image_key", "label_key", "label_rule"):
-            if self.source != "tfds" and getattr(self, key) is not None:
-                columns = ", and name the columns of the list path and label"
-                raise ConfigError(
-                    f"is {getattr(self, key)!r} for source {self.source}",
-                    "a TFDS dataset, which names what an example has",
-                    "leave it out" + columns * (self.source == "csv"),
-                    key=key,
-                )
         if self.interpolation == "bicubic" and not self.antialias:
             raise ConfigError(
                 "is false with bicubic interpolation",

@@ -18,7 +18,11 @@ Method = Literal["least_squares", "knn", "linear_probe"]
 class FewshotDatasetConfig(Section):
     """One dataset. Fields with the same name as in `DataConfig` have the same meaning."""
 
-    read_by = {"central_fraction": ("crop", ("central", "squash_central"))}
+    read_by = {
+        "central_fraction": ("crop", ("central", "squash_central")),
+        "image_key": ("source", ("tfds",)),
+        "label_key": ("source", ("tfds",)),
+    }
 
     name: str = option()
     """As `data.name`."""

@@ -16,7 +16,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config.durations import DURATION_UNITS, is_same_duration
+from vit_jax.config.durations import is_same_duration
 from vit_jax.config.recipes import recipe_path, recipes
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, UserError, first_few
@@ -237,11 +237,10 @@ def set_key(mapping: dict[str, Any], key: str, value: Any, together: Container[s
     *parents, leaf = key.split(".")
     for parent in parents:
         mapping = _subsection(mapping, parent)
-    prefix, _, unit = leaf.rpartition("_")
-    if value is not None and unit in DURATION_UNITS:
-        for other in DURATION_UNITS:
-            if f"{prefix}_{other}" not in together:
-                mapping.pop(f"{prefix}_{other}", None)
+    if value is not None:
+        for other in [key for key in mapping if is_same_duration(leaf, key)]:
+            if other not in together:
+                del mapping[other]
     mapping[leaf] = value
 
 

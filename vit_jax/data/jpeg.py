@@ -37,7 +37,7 @@ _COMMON_FRAMES = {0xC0, 0xC1, 0xC2}
 _START_OF_SCAN, _EXIF = 0xDA, 0xE1
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _ORIENTATION = 0x0112
-# How programs write it that drop EXIF data. Pillow reads it in the same way.
+# Programs that drop EXIF data write the orientation here. Pillow reads it in the same way.
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 

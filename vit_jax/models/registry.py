@@ -1,5 +1,6 @@
 """The list of model families, and functions that build a model by its name."""
 
+import contextlib
 import fnmatch
 import re
 from collections.abc import Mapping
@@ -123,19 +124,14 @@ def build_model(
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     family = family_of(options.name)
-
-    def build() -> Any:
-        return family.build(
+    outside = is_registered_outside(family)
+    what = f"family {family.name} of {IMAGE_FAMILIES.owner(family.name)}"
+    with bugs_in_one_line(what) if outside else contextlib.nullcontext():
+        model = family.build(
             options, num_classes=num_classes, image_size=size, key=key, platform=platform
         )
-
-    if is_registered_outside(family):
-        what = f"family {family.name} of {IMAGE_FAMILIES.owner(family.name)}"
-        with bugs_in_one_line(what):
-            model = build()
+        if outside:
             _check_model(what, model, num_classes)
-    else:
-        model = build()
     model.config = options
     return model
 
@@ -168,10 +164,10 @@ def _check_model(what: str, model: Any, num_classes: int) -> None:
         )
     logits = jax.eval_shape(model, *model.example_inputs(2))
     shape = getattr(logits, "shape", ())
-    described = f"{getattr(logits, 'dtype', type(logits).__name__)}{list(shape)}"
+    shown = f"{getattr(logits, 'dtype', type(logits).__name__)}{list(shape)}"
     if len(shape) != 2 or shape[0] != 2 or (num_classes and shape[1] != num_classes):
         raise PluginError(
-            f"{what} returned {described} for two images and {num_classes} classes",
+            f"{what} returned {shown} for two images and {num_classes} classes",
             f"logits [2, {num_classes}]" if num_classes else "features [2, width]",
             "correct __call__ of the model",
         )

@@ -196,7 +196,7 @@ def describe_means(means: pd.DataFrame) -> str:
     single = bool(runs.max() == 1)
     first = "One run each" if single else f"Means of n = {_range(means['n'])} runs"
     if (runs > means["n"]).any():
-        first = f"Means of {_range(runs)} runs; n = {_range(means['n'])}, the number of seeds"
+        first = f"Means of {_range(runs)} runs (n = {_range(means['n'])}, the number of seeds)"
     images = means["images"][means["images"] > 0]
     sources = [f"{_range(images)} test images"] * bool(len(images))
     sources += ["seeds"] * bool(means["source"].str.contains("seeds").any())

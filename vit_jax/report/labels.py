@@ -137,17 +137,23 @@ def format_metric(value: float, metric: str, like: float | None = None) -> str:
     >>> format_metric(-4e-5, "eval/test/loss", like=2.3), format_metric(2e-5, "accuracy_top1")
     ('-4e-05', '0.002')
     """
-    is_fraction = kind_of(metric).is_fraction
+    if kind_of(metric).is_fraction:
+        return _not_only_zeros(100 * value, ".2f", 100)
     size = abs(value if like is None else like)
-    if not is_fraction and 0 < size < 1e-3:
+    if size >= 10_000:
+        return _not_only_zeros(value, ",.0f", size)
+    if 0 < size < 1e-3:
         return f"{value:.2e}"
-    shown = 100 * value if is_fraction else value
-    decimals = 2 if is_fraction or 10 <= size < 100 else 4 if size < 1 else 3 if size < 10 else 1
-    text = f"{shown:.{decimals}f}" if is_fraction or size < 10_000 else f"{shown:,.0f}"
+    decimals = 4 if size < 1 else 3 if size < 10 else 2 if size < 100 else 1
+    return _not_only_zeros(value, f".{decimals}f", size)
+
+
+def _not_only_zeros(value: float, spec: str, size: float) -> str:
+    """Formats a value; in place of zeros only, one digit, unless it is rounding at this size."""
+    text = f"{value:{spec}}"
     if text.strip("-0."):
         return text
-    is_rounding = abs(value) <= _ROUNDING * (1 if is_fraction else size)
-    return text.lstrip("-") if is_rounding else f"{shown:.1g}"
+    return text.lstrip("-") if abs(value) <= _ROUNDING * size else f"{value:.1g}"
 
 
 def flops_unit(largest: float) -> tuple[float, str]:

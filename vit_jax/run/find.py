@@ -47,7 +47,8 @@ def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
     for place, folders, files in os.walk(root, followlinks=True):
         if (path := Path(place)).is_symlink() and path != root:
             target = path.resolve()
-            if any(target.is_relative_to(one) for one in seen):  # Nothing twice, and no circles.
+            # Nothing twice, and no circles.
+            if any(target.is_relative_to(one) or one.is_relative_to(target) for one in seen):
                 folders.clear()
                 continue
             seen.append(target)
