@@ -8,18 +8,21 @@ from evaluation.test_classification import METRICS, Table, batch, run, table_bat
 
 from vit_jax.errors import FileError
 from vit_jax.evaluation.classification import PredictionTotals
-from vit_jax.evaluation.correct import CorrectExamples, correct_file, read_correct
-from vit_jax.storage.files import read_json
+from vit_jax.evaluation.correct import correct_file, read_correct, write_correct
+from vit_jax.evaluation.predicted import PredictedExamples
 
 LOGITS = [[0, 2, 1], [3, 0, 0], [0, 0, 1], [np.nan, 0, 0], [5, 5, 0]]
 
 
+def examples(correct, labels, mask):
+    """Returns examples for which nothing else is predicted than right or wrong."""
+    correct, labels, mask = np.array(correct, bool), np.array(labels), np.array(mask, bool)
+    return PredictedExamples(labels, labels, np.ones(len(labels)), correct, mask)
+
+
 def write(folder, correct, labels=(0, 0, 0, 0), mask=(1, 1, 1, 1)):
-    kept = CorrectExamples()
-    columns = {"correct": (correct, bool), "label": (labels, np.int32), "mask": (mask, bool)}
-    kept.add({name: np.asarray(values, dtype) for name, (values, dtype) in columns.items()})
     path = correct_file(folder, "test")
-    kept.write(path)
+    write_correct(path, examples(correct, labels, mask))
     return path
 
 
@@ -32,7 +35,7 @@ def test_an_evaluation_keeps_which_examples_are_right(tmp_path):
     # The second has another class, the fourth a NaN; of equal logits the first class is predicted.
     assert found.correct.tolist() == [True, False, True, False, True, True]
     assert found.counted.all()
-    assert found.classes is not None
+    assert found.classes.tolist() == [1, 2, 2, 1, 0, 1]
     assert found.accuracy == metrics["accuracy_top1"] == 4 / 6
 
 
@@ -43,13 +46,13 @@ def test_batches_and_padding_do_not_change_the_file(tmp_path):
     mask[[3, 30]] = False  # Skipped examples.
     written = set()
     for size in (37, 8, 5):
-        kept = CorrectExamples()
+        batches = []
         for start in range(0, 37, size):
-            padding = (0, max(0, start + size - 37))
-            rows = slice(start, start + size)
-            outputs = {"correct": correct[rows], "label": labels[rows], "mask": mask[rows]}
-            kept.add({name: np.pad(values, padding) for name, values in outputs.items()})
-        kept.write(tmp_path / f"{size}.json")
+            rows, padding = slice(start, start + size), (0, max(0, start + size - 37))
+            columns = [np.pad(part[rows], padding) for part in (labels, correct, mask)]
+            label, right, counted = columns
+            batches.append(vars(examples(right, label, counted)))
+        write_correct(tmp_path / f"{size}.json", PredictedExamples.of_batches(batches))
         written.add((tmp_path / f"{size}.json").read_text())
     assert len(written) == 1
     found = read_correct(tmp_path / "8.json")
@@ -73,8 +76,6 @@ def test_the_test_set_is_known_by_its_labels_and_its_skipped_examples(tmp_path):
 def test_the_labels_are_kept(tmp_path):
     path = write(tmp_path, [1, 0, 0, 1], [7, 0, 300, 2], [1, 1, 1, 0])
     assert read_correct(path).classes.tolist() == [7, 0, 300]
-    path.write_text(json.dumps({k: v for k, v in read_json(path).items() if k != "classes"}))
-    assert read_correct(path).classes is None
 
 
 def test_nothing_is_written_without_examples(tmp_path):
@@ -90,7 +91,7 @@ def test_nothing_is_written_without_examples(tmp_path):
         ({"skipped": [4]}, "skipped examples that are not 0 to 3"),
         ({"skipped": [0]}, "skipped examples that are right"),
         ({"skipped": None}, "values of other types"),
-        ({"classes": 3}, "classes that are no text"),
+        ({"classes": 3}, "values of other types"),
         ({"classes": "AAAA"}, "classes that cannot be read"),
         ({"classes": base64.b64encode(zlib.compress(bytes(20))).decode()},
          "classes of other than 4 examples"),

@@ -6,7 +6,8 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data.sources import Example, Source
-from vit_jax.evaluation.mistakes import Mistakes
+from vit_jax.evaluation.mistakes import write_mistakes
+from vit_jax.evaluation.predicted import PredictedExamples
 
 PIXELS = np.full((20, 30, 3), 200, np.uint8)
 
@@ -21,20 +22,12 @@ class Images(Source):
         return Example(PIXELS, 0, f"{index}.png")
 
 
-def batch(labels, predicted, probability, mask):
-    labels, predicted, mask = map(np.array, (labels, predicted, mask))
-    return {
-        "label": labels, "predicted": predicted, "probability": np.array(probability),
-        "mask": mask, "correct": labels == predicted,
-    }  # fmt: skip
-
-
 def test_the_most_certain_mistakes_come_first_and_padding_is_none(tmp_path):
-    mistakes = Mistakes(("cat", "dog"))
-    mistakes.add(batch([0, 1, 1], [1, 1, 0], [0.6, 0.9, 0.8], [True, True, True]))
-    # A NaN logit has no class; the last row is padding.
-    mistakes.add(batch([0, 1, 0], [1, 2, 1], [0.7, 0.5, 0.9], [True, True, False]))
-    mistakes.write(tmp_path, "dev", Images())
+    # Of row 4 a logit is NaN, so that it has no class; row 5 is padding.
+    labels, predicted = np.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 1, 2, 1]])
+    probability, mask = np.array([0.6, 0.9, 0.8, 0.7, 0.5, 0.9]), np.arange(6) < 5
+    examples = PredictedExamples(labels, predicted, probability, labels == predicted, mask)
+    write_mistakes(tmp_path, "dev", Images(), examples, ("cat", "dog"))
     with (tmp_path / "mistakes-dev.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
             ["image", "label", "prediction", "probability"],
@@ -48,6 +41,8 @@ def test_the_most_certain_mistakes_come_first_and_padding_is_none(tmp_path):
 
 def test_a_picture_of_an_earlier_evaluation_goes_if_nothing_is_wrong(tmp_path):
     (tmp_path / "mistakes-dev.png").write_bytes(b"old")
-    Mistakes(("cat",)).write(tmp_path, "dev", Images())
+    one = np.zeros(1, int)
+    examples = PredictedExamples(one, one, one + 0.5, one == 0, one == 0)
+    write_mistakes(tmp_path, "dev", Images(), examples, ("cat",))
     assert not (tmp_path / "mistakes-dev.png").exists()
     assert len((tmp_path / "mistakes-dev.csv").read_text().splitlines()) == 1

@@ -7,9 +7,16 @@ import pytest
 from report.fake_runs import config, write
 from scipy import optimize
 
-from vit_jax.evaluation.by_class import NO_CLASS, ByClass, confusion_file
-from vit_jax.evaluation.correct import CorrectExamples, correct_file
+from vit_jax.evaluation.by_class import (
+    NO_CLASS,
+    class_accuracies,
+    confusion_file,
+    confusion_matrix,
+    write_confusion,
+)
+from vit_jax.evaluation.correct import correct_file, write_correct
 from vit_jax.evaluation.intervals import DRAWS, interval, mean_share_quantiles, wilson_interval
+from vit_jax.evaluation.predicted import PredictedExamples
 from vit_jax.report import intervals
 from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
@@ -28,19 +35,18 @@ def put(folder, model, right, labels, *, seed=0, predictions=True):
     classes = int(labels.max()) + 1
     names = [f"c{i}" for i in range(classes)]
     predicted = np.where(right, labels, (labels + 1) % classes)
-    table = ByClass(names, classes)
-    np.add.at(table.confusion, (labels, predicted), 1)
+    every = np.ones(len(labels), bool)
+    examples = PredictedExamples(labels, predicted, every / 1, right, every)
+    matrix = confusion_matrix(examples, classes)
     run = folder / f"{model}-{seed}"
-    figures = {f"eval/test/{name}": value for name, value in table.metrics().items()}
+    figures = {f"eval/test/{k}": v for k, v in class_accuracies(matrix, names).items()}
     figures[MEAN] = sum(figures.values()) / len(figures)
     result = {"step": 1, "eval/test/examples": len(labels)} | figures
     write(run, config=config(model, seed=seed), result=result)
     (run / "report").mkdir(exist_ok=True)
-    table.write(confusion_file(run / "report", "test"))
+    write_confusion(confusion_file(run / "report", "test"), matrix, names)
     if predictions:
-        kept = CorrectExamples()
-        kept.add({"correct": right, "label": labels, "mask": np.ones(len(labels), bool)})
-        kept.write(correct_file(run / "report", "test"))
+        write_correct(correct_file(run / "report", "test"), examples)
 
 
 def make_table(folder, metric=MEAN, **request):

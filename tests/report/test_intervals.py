@@ -7,8 +7,9 @@ from report.fake_runs import config, result, write
 from scipy import stats
 
 from vit_jax.errors import ConfigError
-from vit_jax.evaluation.correct import CorrectExamples, correct_file
+from vit_jax.evaluation.correct import correct_file, write_correct
 from vit_jax.evaluation.intervals import interval
+from vit_jax.evaluation.predicted import PredictedExamples
 from vit_jax.report import intervals
 from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
@@ -28,9 +29,9 @@ def put(folder, model, correct, *, seed=0, labels=LABELS):
     score = float(np.mean(correct))
     figures = result(score, 400) | {"eval/test/examples": len(correct)}
     write(run, config=config(model, seed=seed), result=figures)
-    kept = CorrectExamples()
-    kept.add({"correct": correct, "label": labels, "mask": np.ones(len(correct), bool)})
-    kept.write(correct_file(run / "report", "test"))
+    every = np.ones(len(correct), bool)
+    examples = PredictedExamples(labels, labels, every / 1, correct, every)
+    write_correct(correct_file(run / "report", "test"), examples)
 
 
 def right(share, start=0):

@@ -39,7 +39,7 @@ CASES = [
       for task in WITHOUT_LABELS),
     *((task, model(task, pooling="map"), "'model.pooling' is 'map'") for task in WITHOUT_LABELS),
     ("dino", task({"temperature_warmup_steps": 4, "temperature_warmup_epochs": 1.0}),
-     "'task.temperature_warmup_steps' is 4 with 'temperature_warmup_epochs'"),
+     "'task.temperature_warmup_steps' is given and so is 'temperature_warmup_epochs'"),
     ("dino", task({"local_size": 32}),
      "'task.local_size' is 32, larger than the global crops"),
     ("dino", task({"local_size": 10}), "'task.local_size' is 10 with patches of 4 pixels"),

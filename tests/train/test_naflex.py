@@ -95,7 +95,7 @@ def test_the_shapes_of_a_batch_are_those_of_its_length():
             r"'flexible.sequence_lengths' has 64",
         ),
         ({"data": {"sequence_length": 2}}, r"'data.sequence_length' is 2"),
-        ({"flexible": {"patch_sizes": [2]}}, r"'flexible.sequence_lengths' is given with"),
+        ({"flexible": {"patch_sizes": [2]}}, r"'flexible.patch_sizes' is given and so is"),
         ({"model": {"position_embedding": "rope_2d"}}, r"'model.position_embedding' is 'rope_2d'"),
         ({"model": {"position_grid": None}}, r"'model.position_grid' is not set"),
         ({"model": {"pooling": "flatten"}}, r"'model.pooling' is 'flatten'"),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from vit_jax.config.durations import check_at_most_one
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
@@ -50,10 +51,7 @@ class CaptionsConfig(Section):
                 "set it to a file or folder, or remove the captions",
                 key="tokenizer",
             )
-        if self.feature is not None and self.templates:
-            raise ConfigError(
-                "is given and so is 'templates'", "one of the two", "remove one", key="feature"
-            )
+        check_at_most_one(self, "feature", "templates")
         check_templates(self.templates, key="templates")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from vit_jax.config.captions import CaptionsConfig
+from vit_jax.config.durations import check_at_most_one
 from vit_jax.data.augment import AugmentConfig, augment_class
 from vit_jax.errors import ConfigError
 from vit_jax.own_functions import (
@@ -77,16 +78,7 @@ class SubsetConfig(Section):
     """Hash of the manifest (subset.json in the run folder). Set by the run, not by users."""
 
     def check(self) -> None:
-        keys = ("preset", "fraction", "examples")
-        given = [key for key in keys if getattr(self, key) is not None]
-        if len(given) > 1:
-            also = " and ".join(map(repr, given[1:]))
-            raise ConfigError(
-                f"is given and so is {also}",
-                f"at most one of {', '.join(keys)}",
-                "keep one",
-                key=given[0],
-            )
+        check_at_most_one(self, "preset", "fraction", "examples")
 
     @property
     def rule(self) -> tuple[str, float] | None:

@@ -19,13 +19,19 @@ def is_same_duration(key: str, other: str) -> bool:
 def check_duration(holder: Section, prefix: str, *, required: bool) -> None:
     """Raises ConfigError unless exactly one (or, if not required, at most one) unit is given."""
     keys = [f"{prefix}_{unit}" for unit in DURATION_UNITS]
-    given = [k for k in keys if getattr(holder, k) is not None]
-    expected = f"{'exactly' if required else 'at most'} one of {', '.join(keys)}"
-    if required and not given:
-        raise ConfigError(f"no duration '{prefix}_...'", expected, f"set e.g. {keys[0]}=1000")
+    if not check_at_most_one(holder, *keys) and required:
+        one = f"exactly one of {', '.join(keys)}"
+        raise ConfigError(f"no duration '{prefix}_...'", one, f"set e.g. {keys[0]}=1000")
+
+
+def check_at_most_one(holder: Section, *keys: str) -> list[str]:
+    """Returns which of the keys is given; raises ConfigError if several are."""
+    given = [key for key in keys if getattr(holder, key) not in (None, ())]
     if len(given) > 1:
         also = " and ".join(map(repr, given[1:]))
-        raise ConfigError(f"is given and so is {also}", expected, "keep one", key=given[0])
+        one = f"at most one of {', '.join(keys)}"
+        raise ConfigError(f"is given and so is {also}", one, "keep one", key=given[0])
+    return given
 
 
 def duration_in_steps(

@@ -7,6 +7,8 @@ from the same code as in a run with one size.
 
 from typing import Any
 
+from vit_jax.config.durations import check_at_most_one
+from vit_jax.config.task import check_values
 from vit_jax.errors import ConfigError
 from vit_jax.models.options import AUTO, with_patch_size
 from vit_jax.schema import Section, option
@@ -44,13 +46,7 @@ class FlexibleConfig(Section):
 
     def check(self) -> None:
         sizes, weights = self.sizes, self.probabilities
-        if self.patch_sizes and self.sequence_lengths:
-            raise ConfigError(
-                "is given with 'patch_sizes'",
-                "one of the two",
-                "remove one",
-                key="sequence_lengths",
-            )
+        check_at_most_one(self, "patch_sizes", "sequence_lengths")
         for key, least in (("patch_sizes", 1), ("sequence_lengths", _SHORTEST)):
             given = getattr(self, key)
             if len(set(given)) < len(given) or any(size < least for size in given):
@@ -132,24 +128,18 @@ def _check_sequences(config: Any) -> None:
             "set model.name, or leave it out",
             key="data.sequence_length",
         )
-    reason = "with data.sequence_length"
-    wanted = {
-        "task.name": (config.task.name, ("classification",)),
-        "model.position_embedding": (model.position_embedding, ("learned_1d", "none")),
-        "model.position_placement": (model.position_placement, ("stem",)),
-        "model.pooling": (model.pooling, ("token", "gap", "map")),
-        "model.register_head": (model.register_head, (False,)),
-        "data.eval_crop": (config.data.eval_crop, ("resize",)),
+    allowed = {
+        "task.name": ("classification",),
+        "model.position_embedding": ("learned_1d", "none"),
+        "model.position_placement": ("stem",),
+        "model.pooling": ("token", "gap", "map"),
+        "model.register_head": (False,),
+        "data.eval_crop": ("resize",),
     }
-    for key, (value, allowed) in wanted.items():
-        if value not in allowed:
-            names = " or ".join(repr(one) for one in allowed)
-            raise ConfigError(
-                f"is {value!r} {reason}", names, f"set {key}={allowed[0]}".lower(), key=key
-            )
+    check_values(config, allowed, "data.sequence_length")
     if model.position_embedding == "learned_1d" and model.position_grid is None:
         raise ConfigError(
-            f"is not set {reason}",
+            "is not set with data.sequence_length",
             "the size of a stored table, which is interpolated to the grid of each image",
             "set it, e.g. model.position_grid=16",
             key="model.position_grid",

@@ -60,7 +60,7 @@ class TaskConfig(Section):
                 raise ConfigError(f"is on with {reason}", "false", f"set {key}=false", key=key)
         if not self.reads_loss:
             reason = f"task {self.name}, which does not predict labels"
-            check_defaults(config, ("evaluation.metrics",), reason)
+            check_values(config, {"evaluation.metrics": ((),)}, reason)
         if (config.data.captions.tokenizer is not None) != self.uses_captions:
             raise ConfigError(
                 f"is {config.data.captions.tokenizer!r} with task {self.name}",
@@ -103,17 +103,19 @@ def task_class(section: Any) -> type[TaskConfig]:
     return TASKS.class_of(TaskConfig, section if isinstance(section, Mapping) else {})
 
 
-def check_defaults(config: Any, keys: tuple[str, ...], reason: str) -> None:
-    """Raises ConfigError unless the options with these dotted keys keep their defaults.
+def check_values(config: Any, allowed: Mapping[str, tuple[Any, ...]], reason: str) -> None:
+    """Raises ConfigError unless the options with these dotted keys have one of these values.
 
     `reason` is the end of the error's sentence "'KEY' is VALUE with ...".
     """
-    for key in keys:
+    for key, values in allowed.items():
         *path, leaf = key.split(".")
         section: Any = functools.reduce(getattr, path, config)
         value, usual = getattr(section, leaf), type(section).model_fields[leaf].default
-        if value != usual and (value or usual):  # False is none, too.
-            raise ConfigError(f"is {value!r} with {reason}", repr(usual), "leave it out", key=key)
+        if value not in values:
+            expected = " or ".join(map(repr, values))
+            fix = "leave it out" if usual in values else f"set {key}={values[0]}".lower()
+            raise ConfigError(f"is {value!r} with {reason}", expected, fix, key=key)
 
 
 class LabelledConfig(TaskConfig):
@@ -124,15 +126,15 @@ class LabelledConfig(TaskConfig):
     accuracies = ("accuracy_top1", "accuracy_top5", "accuracy_per_class_mean", "roc_auc")
 
 
-# Options for labels, or for a head on the whole image.
-_ABOUT_LABELS = (
-    "evaluation.by_class",
-    "init.keep_head",
-    "model.representation_size",
-    "model.register_head",
-    "model.norm_after_pooling",
-)
-_POOLINGS = ("token", "gap")
+# Values of options for labels, or for a head on the whole image, in a run without labels.
+_WITHOUT_LABELS = {
+    "evaluation.by_class": (None, False),
+    "init.keep_head": (False,),
+    "model.representation_size": (None,),
+    "model.register_head": (False,),
+    "model.norm_after_pooling": (False,),
+    "model.pooling": ("token", "gap"),
+}
 
 
 class UnlabelledConfig(TaskConfig):
@@ -150,11 +152,4 @@ class UnlabelledConfig(TaskConfig):
                 "use one of them",
                 key="model.name",
             )
-        check_defaults(config, _ABOUT_LABELS, f"task {self.name}, which does not use labels")
-        if model.pooling not in _POOLINGS:
-            raise ConfigError(
-                f"is {model.pooling!r} with task {self.name}",
-                " or ".join(map(repr, _POOLINGS)),
-                "leave it out; fine-tuning can use another pooling",
-                key="model.pooling",
-            )
+        check_values(config, _WITHOUT_LABELS, f"task {self.name}, which does not use labels")

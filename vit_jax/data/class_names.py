@@ -25,6 +25,12 @@ def with_spare_names(names: Sequence[str], num_classes: int) -> tuple[str, ...] 
     return (*names, *(spare_name(i) for i in range(len(names), num_classes)))
 
 
+def names_of_head(names: Sequence[str], num_classes: int) -> list[str]:
+    """Returns a name for each class of a head; equal names get a number."""
+    every = with_spare_names(names, num_classes) or tuple(names)
+    return [f"{name} ({i})" if every.count(name) > 1 else name for i, name in enumerate(every)]
+
+
 def head_columns(
     classes: Sequence[str], head: Sequence[str], *, data: str, model: str, subset: bool = False
 ) -> Int[np.ndarray, " C"] | None:

@@ -1,21 +1,29 @@
 """Exact metrics of classification: which are measured, and what an evaluation step returns."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.config.evaluation import METRICS
 from vit_jax.data.sources import Source
 from vit_jax.errors import first_few
-from vit_jax.evaluation.by_class import ByClass, confusion_file
-from vit_jax.evaluation.correct import CorrectExamples, correct_file
+from vit_jax.evaluation.by_class import (
+    class_accuracies,
+    confusion_file,
+    confusion_matrix,
+    write_confusion,
+)
+from vit_jax.evaluation.correct import correct_file, write_correct
 from vit_jax.evaluation.metric_totals import MetricTotals
 from vit_jax.evaluation.metrics import LossFn, Metric, Predictions
-from vit_jax.evaluation.mistakes import Mistakes
+from vit_jax.evaluation.mistakes import write_mistakes
+from vit_jax.evaluation.predicted import ROWS, PredictedExamples, example_rows
 
 _USUAL = ("loss", "accuracy_top1", "accuracy_top5")
 _BY_CLASS = ("accuracy_per_class_mean", "roc_auc")
@@ -84,48 +92,57 @@ def _ranks(logits: Float[Array, "M C"], labels: Int[Array, " M"]) -> Int[Array, 
 def example_outputs(predictions: Predictions, metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Returns the outputs of an evaluation step with one prediction per example.
 
-    These are the sums of the metrics, the number of examples, and what `CorrectExamples` collects:
-    "correct" (in top 1), "label" and "mask", one value per example.
+    These are the sums of the metrics, the number of examples, and `example_rows`.
     """
     return {
         **{name: metric.sums(predictions) for name, metric in metrics.items()},
         "examples": jnp.sum(predictions.mask),
-        "correct": predictions.ranks < 1,
-        "label": predictions.labels,
-        "mask": predictions.mask,
+        **example_rows(predictions),
     }
 
 
 class PredictionTotals(MetricTotals):
-    """Adds up `example_outputs`, and the confusion matrix if there is one."""
+    """Adds up `example_outputs`, and keeps what is predicted for each example.
 
-    def __init__(self, metrics: Mapping[str, Metric], by_class: ByClass | None = None):
+    With a name for each class of the head there are also the accuracy of each class, the confusion
+    matrix and the mistakes.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], class_names: Sequence[str] = ()):
         super().__init__(metrics)
-        self._by_class, self._correct = by_class, CorrectExamples()
-        self._mistakes = None if by_class is None else Mistakes(by_class.names)
+        self._names, self._batches = class_names, []
 
     def add(self, outputs: Mapping[str, Any]) -> None:
         super().add(outputs)
-        self._correct.add(outputs)
-        if self._by_class is not None and self._mistakes is not None:
-            self._by_class.add(outputs)
-            self._mistakes.add(outputs)
+        self._batches.append({name: outputs[name] for name in ROWS})
+
+    @functools.cached_property
+    def _predicted(self) -> PredictedExamples:
+        return PredictedExamples.of_batches(self._batches)
+
+    @functools.cached_property
+    def _confusion(self) -> Int[np.ndarray, "C C+1"]:
+        return confusion_matrix(self._predicted, len(self._names))
+
+    @functools.cached_property
+    def _of_class(self) -> dict[str, float]:
+        return class_accuracies(self._confusion, self._names) if self._names else {}
 
     def metrics(self) -> dict[str, float]:
-        by_class = {} if self._by_class is None else self._by_class.metrics()
-        return super().metrics() | by_class
+        return super().metrics() | self._of_class
 
     def warnings(self) -> list[str]:
         """Returns a warning about classes without examples, e.g. in a small split."""
-        absent = [] if self._by_class is None else self._by_class.absent()
-        return [f"has no example of {first_few(list(map(repr, absent)), 5)}"] if absent else []
+        names = (name for name in self._names if f"accuracy_class/{name}" not in self._of_class)
+        absent = first_few([repr(name) for name in names], 5)
+        return [f"has no example of {absent}"] if absent else []
 
     def write(self, folder: Path, name: str) -> None:
         """Writes which examples were right, and the confusion matrix if there is one."""
-        self._correct.write(correct_file(folder, name))
-        if self._by_class is not None:
-            self._by_class.write(confusion_file(folder, name))
+        write_correct(correct_file(folder, name), self._predicted)
+        if self._names:
+            write_confusion(confusion_file(folder, name), self._confusion, self._names)
 
     def write_mistakes(self, folder: Path, name: str, source: Source) -> None:
-        if self._mistakes is not None:
-            self._mistakes.write(folder, name, source)
+        if self._names:
+            write_mistakes(folder, name, source, self._predicted, self._names)

@@ -8,16 +8,16 @@ import binascii
 import dataclasses
 import hashlib
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import FileError
+from vit_jax.evaluation.predicted import PredictedExamples
 from vit_jax.storage.files import read_json, write_json
 
-_KEYS = {"examples": int, "labels": str, "skipped": list, "correct": str}
+_KEYS = {"examples": int, "labels": str, "skipped": list, "correct": str, "classes": str}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Correctness:
     correct: np.ndarray  # bool[N]; False for examples that do not count
     counted: np.ndarray  # bool[N]; False for examples that were skipped
     labels: str  # hash of the true labels
-    # i32[N]; the true labels, 0 for examples that do not count; None: the file has none.
-    classes: np.ndarray | None = None
+    classes: np.ndarray  # i32[N]; the true labels, 0 for examples that do not count
 
     @property
     def accuracy(self) -> float:
@@ -50,49 +49,36 @@ def correct_file(folder: Path, split: str) -> Path:
     return folder / f"correct-{split}.json"
 
 
-class CorrectExamples:
-    """Collects the outputs "correct" bool[B], "label" i32[B] and "mask" bool[B] of batches."""
+def write_correct(path: Path, examples: PredictedExamples) -> None:
+    """Writes which examples are right, unless no example counts."""
+    counted = examples.mask
+    if not counted.any():
+        return
+    size = int(counted.nonzero()[0][-1]) + 1  # The last batch is padded.
+    counted, labels = counted[:size], examples.label[:size]
+    content = {
+        "examples": size,
+        "labels": hashlib.sha256(labels[counted].astype("<i8").tobytes()).hexdigest(),
+        "skipped": (~counted).nonzero()[0].tolist(),
+        "correct": _text(np.packbits(examples.correct[:size] & counted)),
+        "classes": _text(zlib.compress(np.where(counted, labels, 0).astype("<i4").tobytes())),
+    }
+    write_json(path, content)
 
-    def __init__(self) -> None:
-        self._correct: list[np.ndarray] = []
-        self._counted: list[np.ndarray] = []
-        self._classes: list[np.ndarray] = []
 
-    def add(self, outputs: Mapping[str, Any]) -> None:
-        """Adds a batch, whose rows are in the order of the split."""
-        counted = outputs["mask"].astype(bool)
-        self._correct.append(outputs["correct"] & counted)
-        self._counted.append(counted)
-        self._classes.append(np.where(counted, outputs["label"], 0))
-
-    def write(self, path: Path) -> None:
-        """Writes the file, unless no example counts."""
-        if not any(counted.any() for counted in self._counted):
-            return
-        counted, correct = np.concatenate(self._counted), np.concatenate(self._correct)
-        classes = np.concatenate(self._classes)
-        size = int(counted.nonzero()[0][-1]) + 1  # The last batch is padded.
-        content = {
-            "examples": size,
-            "labels": hashlib.sha256(classes[counted].astype("<i8").tobytes()).hexdigest(),
-            "skipped": (~counted[:size]).nonzero()[0].tolist(),
-            "correct": base64.b64encode(np.packbits(correct[:size]).tobytes()).decode(),
-            "classes": base64.b64encode(
-                zlib.compress(classes[:size].astype("<i4").tobytes())
-            ).decode(),
-        }
-        write_json(path, content)
+def _text(content: Any) -> str:
+    return base64.b64encode(content).decode()
 
 
 def read_correct(path: Path) -> Correctness:
-    """Reads a file that `CorrectExamples` wrote."""
+    """Reads a file that `write_correct` wrote."""
     content = read_json(path)
     try:
         if any(type(content.get(key)) is not kind for key, kind in _KEYS.items()):
             raise ValueError(f"keys other than {', '.join(_KEYS)}, or values of other types")
         size, skipped = content["examples"], content["skipped"]
         correct, counted = _read_bits(content["correct"], size), np.ones(size, bool)
-        classes = _read_classes(content["classes"], size) if "classes" in content else None
+        classes = _read_classes(content["classes"], size)
         if not all(type(i) is int and 0 <= i < size for i in skipped):
             raise ValueError(f"skipped examples that are not 0 to {size - 1}")
         counted[skipped] = False
@@ -107,10 +93,8 @@ def read_correct(path: Path) -> Correctness:
     return Correctness(correct, counted, content["labels"], classes)
 
 
-def _read_classes(text: Any, size: int) -> np.ndarray:
+def _read_classes(text: str, size: int) -> np.ndarray:
     """Returns i32[size]; raises ValueError if the text does not hold `size` labels."""
-    if not isinstance(text, str):
-        raise ValueError("classes that are no text")
     inflate = zlib.decompressobj()
     try:
         content = inflate.decompress(_decode(text), 4 * size + 1)

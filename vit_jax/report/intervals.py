@@ -273,7 +273,7 @@ class _Tested:
         """Returns right or wrong of each image that counts, and the index of its class."""
         assert self.examples is not None
         found, counted = self.examples, self.examples.counted
-        if self.classes is None or found.classes is None:
+        if self.classes is None:
             return found.correct[counted].astype(float), np.zeros(counted.sum(), int)
         counted = counted & np.isin(found.classes, self.classes)
         index = np.searchsorted(self.classes, found.classes[counted])
@@ -376,12 +376,10 @@ def _of_classes(run: Run, metric: str, value: float) -> _Tested | None:
     if not asked.any():
         return None
     found, classes = _read(correct_file(run.path / "report", match[1])), np.flatnonzero(asked)
-    if found is not None and found.classes is not None:
+    if found is not None:
         same = np.bincount(found.classes[found.counted], minlength=len(names))
         hits = np.bincount(found.classes[found.correct], minlength=len(names))
         found = found if np.array_equal(same, totals) and np.array_equal(hits, right) else None
-    else:
-        found = None
     return _Tested(right[asked], totals[asked], found, classes)
 
 

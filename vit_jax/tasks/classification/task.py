@@ -8,15 +8,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from vit_jax.config.run import Config
+from vit_jax.data.class_names import names_of_head
 from vit_jax.data.device import Batch, to_unit_range
-from vit_jax.evaluation.by_class import ByClass, confusion_counts
 from vit_jax.evaluation.classification import (
     PredictionTotals,
     example_outputs,
     prediction_metrics,
     predictions_of_batch,
 )
-from vit_jax.evaluation.mistakes import certainties
 from vit_jax.losses import as_distribution
 from vit_jax.tasks.image_task import LabelTask
 from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Metrics, Task
@@ -62,15 +61,11 @@ class Classification(LabelTask):
     def eval_step(self, params: Any, batch: Batch) -> dict[str, Any]:
         logits = self.logits(params, self.inputs(batch))
         predictions = predictions_of_batch(logits, batch, self.eval_loss)
-        outputs = example_outputs(predictions, self.metrics)
-        if self.by_class:
-            outputs["confusion"] = confusion_counts(predictions)
-            outputs |= certainties(predictions)
-        return outputs
+        return example_outputs(predictions, self.metrics)
 
     def totals(self, class_names: Sequence[str]) -> PredictionTotals:
-        by_class = ByClass(class_names, self.num_outputs) if self.by_class else None
-        return PredictionTotals(self.metrics, by_class)
+        names = names_of_head(class_names, self.num_outputs) if self.by_class else ()
+        return PredictionTotals(self.metrics, names)
 
 
 def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:

@@ -1,9 +1,10 @@
 """Config section of self-distillation without labels, and options that it does not support."""
 
-from typing import Any, Literal
+from typing import Literal
 
+from vit_jax.config.durations import check_at_most_one
 from vit_jax.config.run import Config
-from vit_jax.config.task import TASKS, TaskName, UnlabelledConfig, check_defaults
+from vit_jax.config.task import TASKS, TaskName, UnlabelledConfig, check_values
 from vit_jax.data.crops.inception import Inception
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
@@ -66,13 +67,7 @@ class DinoConfig(UnlabelledConfig):
     keeps_average = True
 
     def check(self) -> None:
-        if self.temperature_warmup_steps and self.temperature_warmup_epochs:
-            raise ConfigError(
-                f"is {self.temperature_warmup_steps} with 'temperature_warmup_epochs'",
-                "one of the two",
-                "leave one out",
-                key="temperature_warmup_steps",
-            )
+        check_at_most_one(self, "temperature_warmup_steps", "temperature_warmup_epochs")
         if self.local_min_area > self.local_max_area:
             raise ConfigError(
                 f"is {self.local_min_area:g} and 'local_max_area' {self.local_max_area:g}",
@@ -83,7 +78,7 @@ class DinoConfig(UnlabelledConfig):
 
     def check_run(self, config: Config) -> None:
         super().check_run(config)
-        check_defaults(config, ("model.position_placement",), "task dino")
+        check_values(config, {"model.position_placement": ("stem",)}, "task dino")
         crop = config.data.augment.crop
         if not isinstance(crop, Inception) or crop.replace(flavour="paper") != Inception():
             raise ConfigError(
@@ -92,7 +87,6 @@ class DinoConfig(UnlabelledConfig):
                 "set data.augment.crop.flavour, and task.global_min_area and its like",
                 key="data.augment.crop",
             )
-        model: Any = config.model
         side = config.data.image_size
         if self.local_crops and self.local_size > side:
             raise ConfigError(
@@ -101,23 +95,16 @@ class DinoConfig(UnlabelledConfig):
                 f"e.g. {max(side * 3 // 7, 1)}, as 96 for 224",
                 key="task.local_size",
             )
-        resized = self.local_crops and self.local_size != side
-        fixed = ("sincos_2d", "sincos_2d_mae", "relative")
-        if resized and model.position_embedding in fixed:
-            raise ConfigError(
-                f"is {model.position_embedding!r} with local crops of another size",
-                "learned_1d, learned_2d, rope_2d or none, which can be resampled for them",
-                "use one of them, or set task.local_crops=0",
-                key="model.position_embedding",
-            )
-        averages = {"ema_decay": config.ema_decay, "optimizer.name": None}
+        if self.local_crops and self.local_size != side:
+            resampled = ("learned_1d", "learned_2d", "rope_2d", "none")
+            reason = "local crops of another size, for which positions are resampled"
+            check_values(config, {"model.position_embedding": resampled}, reason)
+        reason = "task dino, whose teacher is the average of the parameters"
+        check_values(config, {"ema_decay": (None,)}, reason)
         if config.optimizer.averages_parameters:
-            averages["optimizer.name"] = config.optimizer.name
-        for key, value in averages.items():
-            if value is not None:
-                raise ConfigError(
-                    f"is {value!r} with task dino, whose teacher is the average of the parameters",
-                    "no other average; the momentum is task.momentum",
-                    "leave it out, or use another optimizer",
-                    key=key,
-                )
+            raise ConfigError(
+                f"is {config.optimizer.name!r} with {reason}",
+                "an optimizer that does not average them itself",
+                "use another; the momentum of the teacher is task.momentum",
+                key="optimizer.name",
+            )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vit_jax.config.run import Config
-from vit_jax.config.task import TASKS, LabelledConfig, TaskName, check_defaults
+from vit_jax.config.task import TASKS, LabelledConfig, TaskName, check_values
 from vit_jax.data.augment import Operation
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
@@ -40,6 +40,7 @@ class DistillationConfig(LabelledConfig):
     the option `register_head`: the model's logits are the mean of both heads' logits.
     """
 
+    read_by = dict.fromkeys(("temperature", "mean_over_classes"), ("targets", ("soft",)))
     accuracies = (*LabelledConfig.accuracies, "teacher_agreement")
 
     def check_run(self, config: Config) -> None:
@@ -51,21 +52,7 @@ class DistillationConfig(LabelledConfig):
                 "add --config.task.teacher=PATH",
                 key="task.teacher",
             )
-        if self.targets == "hard" and self.temperature != 1:
-            raise ConfigError(
-                f"is {self.temperature:g} with hard targets",
-                "1.0, because hard targets have no temperature",
-                "leave it out, or set task.targets=soft",
-                key="task.temperature",
-            )
-        if self.targets == "hard" and self.mean_over_classes:
-            raise ConfigError(
-                "is True with hard targets",
-                "False: the loss of hard targets is a sum over the classes",
-                "leave it out, or set task.targets=soft",
-                key="task.mean_over_classes",
-            )
-        check_defaults(config, ("loss.class_weights",), "task distillation")
+        check_values(config, {"loss.class_weights": ("none",)}, "task distillation")
         crop = config.data.augment.crop
         if self.teacher_image_size is not None and not crop.same_at_any_size:
             raise ConfigError(

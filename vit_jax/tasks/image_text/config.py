@@ -4,17 +4,17 @@ from typing import Any, Literal
 
 from vit_jax.config.data import SourceKind
 from vit_jax.config.run import Config
-from vit_jax.config.task import TASKS, TaskConfig, TaskName, check_defaults
+from vit_jax.config.task import TASKS, TaskConfig, TaskName, check_values
 from vit_jax.errors import ConfigError
 from vit_jax.schema import Section, option
 
-# Options for labels, for sequences of patches, or for metrics that this task does not have.
-_UNUSED = (
-    "data.sequence_length",
-    "early_stopping.metric",
-    "evaluation.by_class",
-    "init.keep_head",
-)
+# Values of options for labels, for sequences of patches, or for metrics that it does not have.
+_UNUSED = {
+    "data.sequence_length": (None,),
+    "early_stopping.metric": (None,),
+    "evaluation.by_class": (None, False),
+    "init.keep_head": (False,),
+}
 
 
 class ZeroShotDatasetConfig(Section):
@@ -75,7 +75,7 @@ class ImageTextConfig(TaskConfig):
                 "use one of them; init_from fills its image tower from an image model",
                 key="model.name",
             )
-        check_defaults(config, _UNUSED, "task image_text")
+        check_values(config, _UNUSED, "task image_text")
         if self.loss == "softmax" and model.bias_init is not None:
             raise ConfigError(
                 f"is {model.bias_init:g} with task.loss=softmax, in which a bias cancels",

@@ -1,9 +1,7 @@
 """Config section of the masked autoencoder, and options that it does not support."""
 
-from typing import Any
-
 from vit_jax.config.run import Config
-from vit_jax.config.task import TASKS, TaskName, UnlabelledConfig, check_defaults
+from vit_jax.config.task import TASKS, TaskName, UnlabelledConfig, check_values
 from vit_jax.errors import ConfigError
 from vit_jax.schema import option
 
@@ -45,12 +43,6 @@ class MaeConfig(UnlabelledConfig):
     def check_run(self, config: Config) -> None:
         super().check_run(config)
         reason = "task mae, in which an encoder sees a part of the patches"
-        check_defaults(config, ("model.position_placement",), reason)
-        model: Any = config.model
-        if model.position_embedding == "relative":
-            raise ConfigError(
-                f"is 'relative' with {reason}",
-                "learned_1d, learned_2d, sincos_2d, sincos_2d_mae, rope_2d or none",
-                "use one of them; the authors have sincos_2d_mae",
-                key="model.position_embedding",
-            )
+        others = ("learned_1d", "learned_2d", "sincos_2d", "sincos_2d_mae", "rope_2d", "none")
+        allowed = {"model.position_placement": ("stem",), "model.position_embedding": others}
+        check_values(config, allowed, reason)
