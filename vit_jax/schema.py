@@ -208,7 +208,7 @@ def is_chosen(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> bool:
 
 def section_in(annotation: Any) -> type[Section] | None:
     """Returns the class of the section in a type; None: it has none."""
-    for member in _members(annotation):
+    for member in members_of(annotation):
         if isinstance(member, type) and issubclass(member, Section):
             return member
     return None
@@ -216,7 +216,7 @@ def section_in(annotation: Any) -> type[Section] | None:
 
 def can_be_off(annotation: Any) -> bool:
     """Returns whether a type is that of a section that may be absent."""
-    return type(None) in _members(annotation) and section_in(annotation) is not None
+    return type(None) in members_of(annotation) and section_in(annotation) is not None
 
 
 def switch(value: Any, annotation: Any) -> Any:
@@ -369,7 +369,7 @@ def _plain(value: Any) -> Any:
 
 def _convert_sequences(value: Any, annotation: Any) -> Any:
     """Converts the sequences in a value to those of its annotation: tuples or plain lists."""
-    for member in _members(annotation):
+    for member in members_of(annotation):
         inner, origin = typing.get_args(member), typing.get_origin(member)
         if origin is tuple and isinstance(value, list | tuple):
             kinds = inner[:1] * len(value) if inner[-1] is ... else inner
@@ -382,7 +382,7 @@ def _convert_sequences(value: Any, annotation: Any) -> Any:
     return value
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def members_of(annotation: Any) -> tuple[Any, ...]:
     """Returns the types of a union; a tuple of one for any other annotation."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
@@ -391,7 +391,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _holds_sections(annotation: Any) -> bool:
     """Returns whether values of a type are sections or dicts of sections."""
-    inside = [typing.get_args(m)[1] for m in _members(annotation) if typing.get_origin(m) is dict]
+    inside = [typing.get_args(m)[1] for m in members_of(annotation) if typing.get_origin(m) is dict]
     return any(map(section_in, [annotation, *inside]))
 
 
@@ -411,7 +411,7 @@ def _annotation_of(cls: type[Section], key: str, mapping: Mapping[str, Any]) -> 
                 raise error.under(head) from None
     if not dot:
         return annotation
-    for member in _members(annotation):
+    for member in members_of(annotation):
         if typing.get_origin(member) is dict:
             annotation, (name, dot, rest) = typing.get_args(member)[1], rest.partition(".")
             if not dot:
@@ -439,7 +439,7 @@ def _read_literal(text: str, annotation: Any) -> Any:
 
     Whole numbers may be written with an exponent: 1e3 is 1000.
     """
-    members = _members(annotation)
+    members = members_of(annotation)
     free = Any in members
     if (free or type(None) in members) and text.lower() in ("none", "null"):
         return None
@@ -499,7 +499,7 @@ def _error_of_value(
     raised = row.get("ctx", {}).get("error")
     path: list[str] = []
     for part in row["loc"][skip:]:
-        for member in _members(annotation):
+        for member in members_of(annotation):
             inner = typing.get_args(member)
             if typing.get_origin(member) is dict:
                 path, annotation = [*path, str(part)], inner[1]
@@ -560,7 +560,7 @@ def describe(annotation: Any) -> str:
     ('a whole number or none', 'a list, each item a number')
     """
     phrases = []
-    for member in _members(annotation):
+    for member in members_of(annotation):
         origin, inner = typing.get_origin(member), typing.get_args(member)
         if origin is typing.Literal:
             phrases.append("one of " + ", ".join(map(str, inner)))

@@ -18,6 +18,7 @@ from vit_jax.schema import (
     can_be_off,
     describe_field,
     is_chosen,
+    members_of,
     names_of,
     usual_class,
 )
@@ -144,9 +145,8 @@ def _key(name: str, field: FieldInfo, value: Any, *, has_value: bool) -> ConfigK
 
 def _choices(annotation: Any) -> tuple[str, ...]:
     """Returns the words that a type allows."""
-    members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     found: list[str] = []
-    for member in members:
+    for member in members_of(annotation):
         if typing.get_origin(member) is typing.Literal:
             found += map(str, typing.get_args(member))
         elif member is bool:
@@ -154,12 +154,6 @@ def _choices(annotation: Any) -> tuple[str, ...]:
         elif member is type(None):
             found.append("none")
     return tuple(found) if set(found) - {"none"} else ()
-
-
-def _is_union(annotation: Any) -> bool:
-    return typing.get_origin(annotation) is not typing.Literal and type(None) in typing.get_args(
-        annotation
-    )
 
 
 def value_text(value: Any) -> str:

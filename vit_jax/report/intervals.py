@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -354,7 +354,7 @@ def _of_all_images(run: Run, metric: str, value: float) -> _Tested | None:
     # Of an evaluated split "eval/SPLIT", or of frozen features "fewshot/DATASET".
     examples = int(run.figures.get(f"{'/'.join(metric.split('/')[:2])}/examples", 0))
     match = re.fullmatch(r"eval/(.+)/accuracy_top1", metric)
-    found = match and _read(correct_file(run.path / "report", match[1]))
+    found = match and _read(read_correct, correct_file(run.path / "report", match[1]))
     same_number = found and examples in (0, found.counted.sum())
     if found and same_number and abs(found.accuracy - value) < _ROUNDING:
         right, total = found.correct.sum(), found.counted.sum()
@@ -365,7 +365,7 @@ def _of_all_images(run: Run, metric: str, value: float) -> _Tested | None:
 
 def _of_classes(run: Run, metric: str, value: float) -> _Tested | None:
     match = re.fullmatch(r"eval/([^/]+)/accuracy_(?:per_class_mean|class/(.*))", metric, re.DOTALL)
-    table = _read_table(confusion_file(run.path / "report", match[1])) if match else None
+    table = match and _read(read_confusion, confusion_file(run.path / "report", match[1]))
     if match is None or table is None:
         return None
     names, _, counts = table
@@ -375,7 +375,8 @@ def _of_classes(run: Run, metric: str, value: float) -> _Tested | None:
         asked &= np.array([name == match[2] for name in names])
     if not asked.any():
         return None
-    found, classes = _read(correct_file(run.path / "report", match[1])), np.flatnonzero(asked)
+    found = _read(read_correct, correct_file(run.path / "report", match[1]))
+    classes = np.flatnonzero(asked)
     if found is not None:
         same = np.bincount(found.classes[found.counted], minlength=len(names))
         hits = np.bincount(found.classes[found.correct], minlength=len(names))
@@ -391,22 +392,12 @@ def _draw_t(freedom: int, name: str) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(path: Path) -> Correctness | None:
+def _read(read: Callable[[Path], Any], path: Path) -> Any:
+    """Reads a file of a report folder; None: it is not there, or damaged."""
     if not path.is_file():
         return None
     try:
-        return read_correct(path)
-    except FileError as error:
-        log.warning("intervals without %s: %s", path, error.got)
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _read_table(path: Path) -> tuple[list[str], list[str], np.ndarray] | None:
-    if not path.is_file():
-        return None
-    try:
-        return read_confusion(path)
+        return read(path)
     except FileError as error:
         log.warning("intervals without %s: %s", path, error.got)
         return None
