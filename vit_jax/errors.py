@@ -161,14 +161,17 @@ class HostsError(UserError):
     exit_code = 76
 
 
-def first_few(items: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Returns a string of the first items and the number of the others.
+def first_few(
+    items: Sequence[str], most: int, separator: str = ", ", total: int | None = None
+) -> str:
+    """Returns a string of the first items and the number of the others, of all `total`.
 
     >>> first_few(["a", "b", "c", "d"], 2)
     'a, b and 2 more'
     """
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return separator.join(items[:most]) + more
+    shown = items[:most]
+    more = (len(items) if total is None else total) - len(shown)
+    return separator.join(shown) + (f" and {more} more" if more else "")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

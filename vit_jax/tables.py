@@ -2,6 +2,7 @@
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 # Width of wide tables. In a narrower terminal lines are wrapped, not truncated.
@@ -24,5 +25,21 @@ def plain_table(first: str, *, right: tuple[str, ...], left: str | None = None) 
     for column in right:
         table.add_column(column, justify="right", no_wrap=True)
     if left is not None:
-        table.add_column(left, no_wrap=True)
+        table.add_column(left, overflow="fold")
     return table
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Prints a table, wider than the terminal if it must be: no cell is truncated.
+
+    In a narrow terminal only the last column of text wraps, at words.
+    """
+    width, options = console.width, console.options.update(width=10 * _COLUMNS)
+    needed = Measurement.get(console, options, table).maximum
+    for column in table.columns:
+        if not column.no_wrap:
+            cells = [Measurement.get(console, options, c) for c in (column.header, *column.cells)]
+            needed -= max(cell.maximum for cell in cells) - max(cell.minimum for cell in cells)
+    console.width = max(width, needed)
+    console.print(table)
+    console.width = width

@@ -54,6 +54,7 @@ submit() {
   do_ sbatch "$@" "${BASH_SOURCE[0]}"
 }
 train() {
+  [[ $PYTHON ]] || do_ cd "$CODE" || return
   # 0: when a task is lost, the others end by themselves with the right exit code.
   read -ra arguments <<<"$ARGUMENTS"
   do_ srun --kill-on-bad-exit=0 "${PYTHON:-.venv/bin/python}" -m vit_jax train \
@@ -77,7 +78,6 @@ fi
   echo "error: the job has no commit; run bash slurm.sh outside of any job, not with sbatch" >&2
   exit 2
 }
-[[ $PYTHON ]] || cd "$CODE"
 code=0
 train || code=$?
 # 75: stopped and saved. 76, 134, 137: a process was lost. The next start resumes from a checkpoint.

@@ -82,6 +82,10 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123456\n
 FOLDERS = [
     (write("bee/010.png"), ("1 empty files", "bee/010.png", "data check", "on_bad_example=skip")),
     (lambda photos: (photos / "dog").mkdir(), ("class folder", "dog holds no image")),
+    (
+        lambda photos: [(photos / name).mkdir() for name in ("dog", "elk")],
+        ("the class folders", "dog, ", "elk hold no image", "delete the folders, or put images"),
+    ),
     (shutil.rmtree, ("no folder",)),
     (only("a.png", encoded(1)), ("no folders in",)),
     (only("a.tar.gz"), ("is compressed",)),

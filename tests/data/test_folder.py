@@ -116,7 +116,8 @@ def test_images_may_lie_deeper_and_other_files_are_skipped_and_counted(photos, c
     assert "ant/more/of/x.JPEG" in listing.names
     assert len(listing.names) == 20 + 5
     assert listing.num_skipped == 3  # heic, notes.txt and readme.md
-    assert "other files that are left out: 3" in caplog.text
+    names = "ant/Thumbs.db, ant/notes.txt, ant/x.heic"
+    assert f"other files that are left out: 3 ({names})" in caplog.text
 
 
 def test_a_folder_of_tar_files_is_read_like_the_folders_that_they_hold(photos, tmp_path):

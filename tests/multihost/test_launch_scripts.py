@@ -193,7 +193,7 @@ def test_a_dry_run_of_slurm_prints_what_it_would_do(tmp_path):
     assert lines(tmp_path / "asked") == []
     printed = done.stdout.splitlines()
     assert "#SBATCH --ntasks-per-node=1" in printed
-    clone, checkout, _, sync, sbatch, srun = [line for line in printed if line[0] != "#"]
+    clone, checkout, _, sync, sbatch, change, srun = [line for line in printed if line[0] != "#"]
     code = f"{ROOT}/.launch/{COMMIT}"
     assert clone.split()[-1] == code
     assert checkout.split()[-2:] == ["--detach", COMMIT]
@@ -201,6 +201,7 @@ def test_a_dry_run_of_slurm_prints_what_it_would_do(tmp_path):
         f"--require-hashes {code}/requirements.lock {code}/requirements-cuda.lock "
     )
     assert "sbatch --ntasks-per-node=8 " in sbatch
+    assert change.split() == ["cd", code]
     assert srun.startswith("srun --kill-on-bad-exit=0 .venv/bin/python -m vit_jax train ")
     assert "--config=c.py:x --workdir=/w --config.seed=1" in srun
 

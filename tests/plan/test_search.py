@@ -1,5 +1,7 @@
 """The settings that a search tries, in which order, and the one it calls the fastest."""
 
+import dataclasses
+
 import pytest
 from plan.test_estimate import CHIP, SIZES, config
 from rich.console import Console
@@ -9,6 +11,7 @@ from vit_jax.errors import ConfigError
 from vit_jax.models.stacking import LayerLoop
 from vit_jax.plan.estimate import Memory, Plan
 from vit_jax.plan.search import (
+    Candidate,
     default_batch_sizes,
     fastest,
     meshes,
@@ -16,7 +19,7 @@ from vit_jax.plan.search import (
     placements,
     search,
 )
-from vit_jax.plan.show import expected_mfu, row, show_plan
+from vit_jax.plan.show import expected_mfu, row, show_plan, show_search
 from vit_jax.train.chips import Work
 from vit_jax.train.step_choice import StepChoice
 
@@ -154,6 +157,26 @@ def test_a_price_gives_the_dollars_of_a_run(capsys):
     assert figures["dollars_at_assumed_mfu"] == pytest.approx(20 / 0.43, abs=0.1)
     assert "dollars_at_least" not in row(plan, "toy", "toy", mfu)
     assert expected_mfu(plan, 0.5) == (0.5, "assumed, --mfu")
+    on_cpu = dataclasses.replace(plan, chip=dataclasses.replace(plan.chip, kind="cpu"))
+    assert expected_mfu(on_cpu, None) == (0.4, "assumed, --mfu")
     show_plan(plan, Console(width=120), (mfu, origin), 2.0)
     (best,) = [line.split() for line in capsys.readouterr().out.splitlines() if "overlaps" in line]
     assert best[2:7] == ["0", "10.0", "h", "10.00", "20.00"]
+
+
+def test_no_table_of_a_plan_is_truncated_in_a_narrow_terminal(capsys):
+    run = config()
+    plan = toy(run.replace(model=run.model.replace(remat="none")))
+    for width in (60, 80, 100):
+        show_plan(plan, Console(width=width), (0.4, "assumed, --mfu"), 2.0)
+        show_search([Candidate(8, (1, 1, 1), "fsdp_tensor", "none", plan)], Console(width=width))
+        shown = capsys.readouterr().out
+        assert "…" not in shown
+        for text in (
+            "compute-bound",
+            "everything",
+            "activations,",
+            "fsdp_tensor",
+            "published rate",
+        ):
+            assert text in shown, (width, text)

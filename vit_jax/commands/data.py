@@ -145,7 +145,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(_check_facts(reports, wrong, class_names) | {"warnings": warnings})
     else:
-        _show_check(args.name, facts, reports, wrong, class_names)
+        _show_check(args.name, reports, wrong, class_names)
         for warning in warnings:
             print(f"warning: {warning}")
     bad = sum(len(report.bad) for report in reports)
@@ -278,7 +278,6 @@ def _check_facts(
 
 def _show_check(
     name: str,
-    facts: dict[str, Any],
     reports: list["SplitReport"],
     wrong: list[tuple[str, str]],
     class_names: tuple[str, ...],
@@ -303,8 +302,6 @@ def _show_check(
     _print(f"{name}: {held}", table)
     if class_names:
         _show_classes(reports, class_names)
-    if facts.get("files_skipped"):
-        print(f"skipped files that are not images: {facts['files_skipped']}")
     for example, reason in [*wrong, *(pair for report in reports for pair in report.bad)]:
         print(f"{example}: {reason}")
 

@@ -39,9 +39,9 @@ from vit_jax.errors import ConfigError
 from vit_jax.storage.files import append_text, write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vit_jax.plan.estimate import Plan
+    from vit_jax.plan.search import Candidate
+    from vit_jax.plan.topology_names import Topology
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,54 +91,89 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
         raise ConfigError(f"--output={args.output}", "FILE.json or FILE.csv", "rename it")
     if not args.search and (args.batch_sizes or args.meshes):
         raise ConfigError("--batch_sizes or --meshes without --search", "--search too", "add it")
-    config = load_config(args.config, overrides, _auto_model)
-    from vit_jax.plan.topology import chip_of, find_devices, prepare, with_nodes
     from vit_jax.plan.topology_names import parse_topology
 
     topology = parse_topology(args.topology)
-    prepare(topology)
-    from vit_jax.config.flexible import trained_variants
-    from vit_jax.plan.estimate import find_sizes, make_plan
-    from vit_jax.plan.show import expected_mfu, mean_step_s, row, show_plan, show_variants
-    from vit_jax.tables import wide_console
-    from vit_jax.tasks.task import num_patches
+    doing = f"compiling for {topology.name} (small models: seconds, ViT-L: one to three minutes)"
+    doing = f"{doing}, once for each setting" if args.search else doing
+    tried: list[Candidate] = []
+    plans: dict[str, tuple[float, Plan]] = {}  # Of the sizes of a flexible model.
+    with _waiting(doing) as say:  # From here: the imports take seconds.
+        config = load_config(args.config, overrides, _auto_model)
+        from vit_jax.config.flexible import trained_variants
+        from vit_jax.plan.topology import chip_of, find_devices, prepare, with_nodes
 
-    console = wide_console()
+        prepare(topology)
+        from vit_jax.plan.estimate import find_sizes, make_plan
+        from vit_jax.plan.search import fastest
+        from vit_jax.tasks.task import num_patches
+
+        sizes = find_sizes(config, args.num_classes, args.num_examples)
+        config = with_nodes(config, topology)
+        devices = find_devices(topology)
+        chip = chip_of(topology, devices)
+
+        def plan_for(config: Config) -> "Plan":
+            return make_plan(config, devices, chip, sizes)
+
+        variants = trained_variants(config)
+        say(doing)
+        with _quiet():
+            if args.search:
+                if variants:
+                    _, config = max(variants.values(), key=lambda one: num_patches(one[1]))
+                for one in _candidates(config, args, devices, plan_for):
+                    tried.append(one)
+                    images = f"{one.batch_size:,} images"
+                    say(f"{doing}; {len(tried)} tried, last {images}, remat {one.remat}")
+                best = fastest(tried)
+                plan = None if best is None else best.plan
+            elif variants:
+                for name, (share, one) in variants.items():
+                    say(f"{doing}; size {name}, {len(plans) + 1} of {len(variants)}")
+                    plans[name] = share, plan_for(one)
+                plan = max((one for _, one in plans.values()), key=lambda p: p.work.model_flops)
+            else:
+                plan = plan_for(config)
+    _show(args, topology, plan, plans, tried)
+    return 0
+
+
+def _show(
+    args: argparse.Namespace,
+    topology: "Topology",
+    plan: "Plan | None",
+    plans: "dict[str, tuple[float, Plan]]",
+    tried: "list[Candidate]",
+) -> None:
+    from rich.console import Console
+
+    from vit_jax.plan import show
+    from vit_jax.tables import wide_console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = wide_console()
     if topology.note:
         console.print(topology.note)
-    sizes = find_sizes(config, args.num_classes, args.num_examples)
-    config = with_nodes(config, topology)
-    devices = find_devices(topology)
-    chip = chip_of(topology, devices)
-
-    def plan_for(config: Config) -> "Plan":
-        return make_plan(config, devices, chip, sizes)
-
-    variants, plans = trained_variants(config), {}
-    with _quiet():
-        if args.search:
-            if variants:
-                _, config = max(variants.values(), key=lambda variant: num_patches(variant[1]))
-            plan = _search(config, args, devices, plan_for, console)
-        else:
-            with _waiting(f"compiling for {topology.name}"):
-                plans = {name: (share, plan_for(one)) for name, (share, one) in variants.items()}
-                if plans:
-                    _, plan = max(plans.values(), key=lambda p: p[1].work.model_flops)
-                else:
-                    plan = plan_for(config)
-    if plan is not None:
-        expected = expected_mfu(plan, args.mfu)
-        show_plan(plan, console, expected, args.price)
-        if plans:
-            show_variants(plans, console)
-        figures = row(plan, args.config, topology.name, expected[0], args.price)
-        if plans:
-            mean_s = mean_step_s(plans)
-            figures["step_ms_overlapped_mean"] = mean_s and round(mean_s * 1e3, 2)
-        if args.output is not None:
-            _write(args.output, figures)
-    return 0
+    if args.search:
+        show.show_search(tried, console)
+    if plan is None:
+        console.print(
+            "Nothing fits: try smaller --batch_sizes, more --config.accumulation_steps or a larger"
+            " --topology.",
+            style="bold red",
+        )
+        return
+    expected = show.expected_mfu(plan, args.mfu)
+    show.show_plan(plan, console, expected, args.price)
+    figures = show.row(plan, args.config, topology.name, expected[0], args.price)
+    if plans:
+        show.show_variants(plans, console)
+        mean_s = show.mean_step_s(plans)
+        figures["step_ms_overlapped_mean"] = mean_s and round(mean_s * 1e3, 2)
+    if args.output is not None:
+        _write(args.output, figures)
 
 
 def _auto_model(config: Config) -> dict[str, Any]:
@@ -147,16 +182,14 @@ def _auto_model(config: Config) -> dict[str, Any]:
     return model_of_weights(config)
 
 
-def _search(
+def _candidates(
     config: Config,
     args: argparse.Namespace,
     devices: list[Any],
     plan_for: "Callable[[Config], Plan]",
-    console: "Console",
-) -> "Plan | None":
+) -> "Iterator[Candidate]":
     from vit_jax.parallel.slices import slice_of_devices
     from vit_jax.plan import search as space
-    from vit_jax.plan.show import show_search
 
     count = len(devices)
     slices = len(set(slice_of_devices(devices, config.mesh.slices)))
@@ -164,29 +197,10 @@ def _search(
         sizes = _numbers(args.batch_sizes)
     else:
         sizes = space.default_batch_sizes(config, count)
-    tried = []
-    found = space.search(
-        config,
-        batch_sizes=sizes,
-        mesh_sizes=space.parse_meshes(args.meshes)
-        if args.meshes
-        else space.meshes(config, count, slices),
-        plan=plan_for,
-    )
-    with _waiting("searching") as say:
-        for one in found:
-            tried.append(one)
-            say(f"searching: {len(tried)} tried, last {one.batch_size:,} images, remat {one.remat}")
-    show_search(tried, console)
-    best = space.fastest(tried)
-    if best is None:
-        console.print(
-            "Nothing fits: try smaller --batch_sizes, more --config.accumulation_steps or a larger"
-            " --topology.",
-            style="bold red",
-        )
-        return None
-    return best.plan
+    meshes = space.meshes(config, count, slices)
+    if args.meshes:
+        meshes = space.parse_meshes(args.meshes)
+    return space.search(config, batch_sizes=sizes, mesh_sizes=meshes, plan=plan_for)
 
 
 def _numbers(text: str) -> list[int]:
@@ -219,12 +233,11 @@ def _write(path: Path, figures: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _waiting(text: str) -> "Iterator[Callable[[str], None]]":
-    """Shows a spinner on a terminal; yields a function that changes its text."""
+    """Shows a spinner on a terminal; yields a function that changes its text, or else prints it."""
     from rich.console import Console
 
     if not sys.stderr.isatty():
-        print(f"{text} (one to three minutes on two quiet cores)", file=sys.stderr)
-        yield lambda text: None
+        yield lambda text: print(text, file=sys.stderr)
         return
     with Console(stderr=True).status(text) as status:
         yield lambda text: status.update(text)

@@ -9,7 +9,7 @@ from rich.table import Table
 from vit_jax.plan.estimate import Plan
 from vit_jax.plan.search import Candidate, fastest
 from vit_jax.plan.traffic import Collectives
-from vit_jax.tables import plain_table
+from vit_jax.tables import plain_table, print_table
 from vit_jax.train.chips import GIB
 
 # Kinds of collectives that have a row of their own.
@@ -41,7 +41,8 @@ def expected_mfu(plan: Plan, given: float | None) -> tuple[float, str]:
     """
     if given is not None:
         return given, "assumed, --mfu"
-    if plan.chip.peak_flops is not None and plan.chip.pod_chips is None:
+    is_gpu = plan.chip.pod_chips is None and plan.chip.kind != "cpu"
+    if is_gpu and plan.chip.peak_flops is not None:
         return 0.43, "as ViT-B/16 on one H200"
     return 0.4, "assumed, --mfu"
 
@@ -53,11 +54,11 @@ def show_plan(
     _print(console, _title(plan), "bold")
     _print(console, _subtitle(plan))
     _print(console, f"step: {plan.choice}")
-    console.print(_memory_table(plan))
-    console.print(_step_table(plan))
+    print_table(_memory_table(plan), console)
+    print_table(_step_table(plan), console)
     if plan.collectives:
-        console.print(_collective_table(plan))
-    console.print(_run_table(plan, expected, price))
+        print_table(_collective_table(plan), console)
+    print_table(_run_table(plan, expected, price), console)
     _print(console, _fit_message(plan), "bold green" if plan.fits else "bold red")
     for note in _notes(plan):
         _print(console, note, "dim")
@@ -102,7 +103,7 @@ def _memory_table(plan: Plan) -> Table:
 def _step_table(plan: Plan) -> Table:
     work, bound, chip = plan.work, plan.roofline, plan.chip
     extra = work.executed_flops / work.model_flops - 1
-    table = plain_table("one step on one device", right=("work", "published rate", "ms"), left="")
+    table = plain_table("step per device", right=("work", "published rate", "ms"), left="")
     note = f"model {_format_si(work.model_flops)}FLOP, {extra:+.0%}"
     rows = [
         ("compute", work.executed_flops, "FLOP", chip.peak_flops, bound.compute_s, note),
@@ -125,7 +126,7 @@ def _step_table(plan: Plan) -> Table:
         mfu = bound.mfu(seconds)
         note = "" if mfu is None else f"MFU {mfu:.1%}"
         if name == "best case" and bound.limited_by and seconds is not None:
-            note = f"{note} at most, {bound.limited_by}-bound"
+            note = f"{note}, {bound.limited_by}-bound"
         table.add_row(f"[bold]{name}", "", "", f"[bold]{_format_ms(seconds)}", note)
     return table
 
@@ -243,7 +244,7 @@ def show_search(candidates: list[Candidate], console: Console) -> None:
             *figures,
             note,
         )
-    console.print(table)
+    print_table(table, console)
     took = sum(one.plan.compile_s for one in candidates if one.plan is not None)
     legend = (
         f"Compiled in {took:.0f} s. mesh: data, fsdp, tensor; ms, MFU, images/s: in the best case,"
@@ -292,7 +293,7 @@ def show_variants(plans: Mapping[str, tuple[float, Plan]], console: Console) -> 
         _format_ms(mean_s) if mean_s else "-",
         f"{batch_size / mean_s:,.0f}" if mean_s else "-",
     )
-    console.print(table)
+    print_table(table, console)
     _print(console, "The tables above are of the size with the most FLOPs.", "dim")
 
 
@@ -362,8 +363,6 @@ def _in_giga(amount: float | None) -> float | None:
 
 
 def _print(console: Console, text: str, style: str | None = None) -> None:
-    # Text may wrap at the width of a narrow terminal, but tables may not.
-    console = Console(highlight=False) if console.is_terminal else console
     console.print(text, style=style, markup=False)
 
 

@@ -42,7 +42,7 @@ from vit_jax.data.sources.listing import (
     make_listing,
 )
 from vit_jax.data.sources.tar_files import Member, pair, read_shard
-from vit_jax.errors import DataError
+from vit_jax.errors import DataError, first_few
 from vit_jax.storage.block_cache import BlockCache
 from vit_jax.storage.files import parse_json
 from vit_jax.storage.paths import user_path
@@ -177,7 +177,7 @@ def _list_tars(
     check_names(root, groups)
     found: list[ImageEntry] = []
     places: dict[str, _Place] = {}
-    others, unread = 0, Counter[str]()
+    others, unread = list[str](), Counter[str]()
     kinds = {"json": "json", feature.lower() if feature != "caption" else "txt": "text"}
     for split, tar in track(groups, f"listing {root}", len(groups)):
 
@@ -198,7 +198,8 @@ def _list_tars(
         found += chosen.values()
         places |= {image.name: captions[key] for key, image in chosen.items()}
         unread += shard.unread
-        others += shard.num_others + len(shard.images) - len(chosen)
+        used = {image.name for image in chosen.values()}
+        others += shard.others + [i.name for i in shard.images if i.name not in used]
     shown = f"; images of formats that are not read: {counted(unread)}" if unread else ""
     if not found:
         raise DataError(
@@ -209,8 +210,9 @@ def _list_tars(
     if unread:
         log.warning("%s%s; %s", root, shown, HOW_TO_CONVERT)
     if others:
-        log.info("%s: %d other files in the tar files are left out", root, others)
-    listing = make_listing(root, files, found, [""], others, packed=True)
+        shown = first_few(others, 3)
+        log.info("%s: other files that are left out: %d (%s)", root, len(others), shown)
+    listing = make_listing(root, files, found, [""], len(others), packed=True)
     return listing, [places[name] for name in listing.names]
 
 

@@ -194,7 +194,7 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
         listed = pool.map(lambda group: _list_group(root, files, group), groups)
         rows = list(track(zip(groups, listed, strict=True), f"listing {root}", len(groups)))
     found = [image for _, inside in rows for image in inside.images]
-    others = sum(inside.num_others for _, inside in rows)
+    others = [name for _, inside in rows for name in inside.others]
     unread = sum((inside.unread for _, inside in rows), Counter[str]())
     left_out = dict[str, str]()
     for split, base in bases:
@@ -208,32 +208,35 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
             formats = Counter() if loose else formats
             raise no_images_error(f"no folders in {root / base}", formats, _SORT)
         unread += formats
-        others += len(loose) + formats.total()
+        others += [f"{base}{name}" for name in names if is_image(name) or unread_formats([name])]
         if loose and there:
             log.warning("%s: images beside the classes are left out, such as %s", root, loose[0])
         elif loose:
             left_out[split] = f"its {len(loose):,} images are in no class folder"
-    for group, inside in rows:
-        if not inside.images and group.split == "train":
-            kind = "tar file" if packed else "folder"
-            raise no_images_error(
-                f"class {kind} {root / group.place} holds no image",
-                inside.unread,
-                f"remove the {kind}, or put images there",
-            )
+    without = [row for row in rows if not row[1].images and row[0].split == "train"]
+    if without:
+        kind = ("tar file" if packed else "folder") + "s" * (len(without) > 1)
+        places = first_few([str(root / group.place) for group, _ in without], _MAX_NAMED)
+        raise no_images_error(
+            f"the class {kind} {places} hold{'s' * (len(without) == 1)} no image",
+            sum((inside.unread for _, inside in without), Counter[str]()),
+            f"delete the {kind}, or put images there",
+        )
     labels = dict[str, dict[str, str]]()
     for _, inside in rows:
         for kind, of_images in inside.texts.items():
             labels.setdefault(kind, {}).update(of_images)
-    others += sum(map(len, labels.values()))
+    num_unused = sum(map(len, labels.values()))  # Files of labels.
     chosen = labelled(root, found, labels) if labels else None
     if chosen is not None:
-        others += len(found) - 2 * len(chosen)  # A file of each label is no other file.
+        num_unused -= len(chosen)
+        kept = {image.name for image in chosen}
+        others += [image.name for image in found if image.name not in kept]
         found = chosen
     else:
         check_classes(root, {group.place: inside.images for group, inside in rows})
     unlabelled = splits_without_classes(root, found)
-    others += sum(image.split in unlabelled for image in found)
+    others += [image.name for image in found if image.split in unlabelled]
     found = [image for image in found if image.split not in unlabelled]
     there = {image.split for image in found}
     empty = {split: "it holds no image that is read" for split, _ in bases if split not in there}
@@ -244,15 +247,17 @@ def _list_folder(root: Path, files: LocalFiles | BucketFiles) -> Listing:
         log.warning(
             "%s: images of formats that are not read: %s; %s", root, counted(unread), HOW_TO_CONVERT
         )
-    if others:
-        log.info("%s: other files that are left out: %d", root, others)
+    num_others = len(others) + num_unused
+    if num_others:
+        names = f" ({first_few(others, 3, total=num_others)})" if others else ""
+        log.info("%s: other files that are left out: %d%s", root, num_others, names)
     named = {image.group for image in found}
     classes = sorted(named) if chosen is None else _sorted_classes(named)
     if packed and chosen is None and all(map(_SHARD.fullmatch, classes)):
         log.warning(
             "%s: there are no labels in .cls or .json files, so each tar file is one class", root
         )
-    listing = make_listing(root, files, found, classes, others, packed=packed)
+    listing = make_listing(root, files, found, classes, num_others, packed=packed)
     return dataclasses.replace(listing, left_out=left_out)
 
 
@@ -301,7 +306,8 @@ def _list_group(root: Path, files: LocalFiles | BucketFiles, group: _Group) -> C
         else:
             others.append(file)
     images.sort(key=lambda image: image.name)
-    return Contents(images, {}, len(others), unread_formats(others))
+    others = sorted(f"{place}/{file}" for file in others)
+    return Contents(images, {}, others, unread_formats(others))
 
 
 def _list_table(path: Path, cache: BlockCache | None) -> Listing:

@@ -57,7 +57,7 @@ class Contents:
 
     images: list[ImageEntry]  # Sorted by name.
     texts: dict[str, dict[str, Any]]  # Kind -> path without suffix -> what is kept of the file.
-    num_others: int  # Files that are not read.
+    others: list[str]  # Files that are not read, sorted.
     unread: Counter[str]  # Images among them: format -> number.
 
 
@@ -85,7 +85,7 @@ def read_shard(
         if is_image(member.name):
             images.append(ImageEntry(split, group, name, member.size, member.offset))
         elif suffix is None or kept is None:
-            others.append(member.name)
+            others.append(name)
         else:
             key = name[: -len(suffix) - 1]
             known = texts.setdefault(kinds[suffix], {}).setdefault(key, kept)
@@ -100,7 +100,7 @@ def read_shard(
     for key, found in said.items():
         check_split(root / place, split, key, sorted(found))
     images.sort(key=lambda image: image.name)
-    return Contents(images, texts, len(others), unread_formats(others))
+    return Contents(images, texts, sorted(others), unread_formats(others))
 
 
 def pair(
