@@ -268,7 +268,7 @@ def unknown_key(key: str, cls: type[Section]) -> ConfigError:
     if not names and cls.kind:  # A registered function without keywords.
         expected, fix = "no key, because it has no keyword parameters", "leave it out, or add one"
     elif not names:
-        expected, fix = "no key, because none is registered", "load its module with --plugin=MODULE"
+        expected, fix = "no key", "leave it out, or load its module with --plugin=MODULE"
     return ConfigError(f"unknown config key '{KEY}'{kind}", expected, fix, key=key)
 
 
@@ -513,7 +513,9 @@ def _error_of_value(
     if row["type"].startswith(("greater_than", "less_than")):
         return ConfigError(f"is {value!r}", f"a value {_range(metadata)}", "correct it", key=key)
     got, cls = f"is {value!r} ({type(value).__name__})", section_in(annotation)
-    fix = f"set {KEY}.{min(cls.model_fields)}" if cls and can_be_off(annotation) else "correct it"
+    fix = "correct it"
+    if cls and can_be_off(annotation):
+        fix = f"set {KEY}.{min(cls.model_fields)}" if cls.model_fields else "use true or false"
     return ConfigError(got, describe(annotation), fix, key=key)
 
 
@@ -575,7 +577,8 @@ def describe(annotation: Any) -> str:
         elif member is type(None):
             phrases.append("none")
         elif section_in(member):
-            phrases.append(f"a section with the keys {', '.join(sorted(member.model_fields))}")
+            keys = ", ".join(sorted(member.model_fields))
+            phrases.append(f"a section with the keys {keys}" if keys else "true")
         else:
             phrases.append(_NAMES.get(member, "any value"))
     return " or ".join(phrases)

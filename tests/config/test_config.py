@@ -335,6 +335,11 @@ def test_overrides_of_a_section_add_up_in_their_order(config_file, overrides, pi
     assert data.replace(augment=before.augment) == before
 
 
+def test_a_word_that_is_no_switch_is_refused(config_file):
+    with pytest.raises(ConfigError, match=r"'data.augment.flip' is 'off'.*; use true or false"):
+        load_config(str(config_file), ["data.augment.flip=off"])
+
+
 @pytest.mark.parametrize(
     ("former", "now"),
     [("randaugment_layers=2", "randaugment.layers"), ("erasing_probability=1", "erasing.prob"),

@@ -130,6 +130,17 @@ def test_a_tiff_says_how_many_bits_it_has_and_whether_zero_is_white(bits, pixels
         decode(_gray_tiff(8, bytes(4), sample_format=2))
 
 
+@pytest.mark.parametrize(("largest", "said"), [(4095, True), (40_000, False)])
+def test_images_of_16_bits_that_are_nearly_black_are_said(caplog, monkeypatch, largest, said):
+    monkeypatch.setattr("vit_jax.data.decode._warned_of_dark", False)
+    pixels = Image.fromarray(np.array([[0, largest]], np.uint16))
+    for _ in range(2):
+        decode(encode(pixels, "PNG"))
+    found = [record.message for record in caplog.records if "nearly black" in record.message]
+    assert len(found) == said
+    assert all("values up to 4095, and white is 65535" in message for message in found)
+
+
 def test_16_bit_rgb_keeps_its_high_bytes():
     rgb = np.array([[[0x0AFF, 0x8000, 0xFFFF]]], np.uint16)
     _, png = cv2.imencode(".png", rgb[..., ::-1])  # OpenCV's order is BGR.

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import tarfile
 import unicodedata
 
@@ -365,6 +366,46 @@ def test_lists_of_labels_are_said(tmp_path, caplog):
     (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows]))
     assert list_images(tmp_path / "it.csv").class_names == ("[1, 2]", "[3]")
     assert "classes that may be several labels: [1, 2], [3]" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (("haze primary", "clear primary", "clear primary road"), "clear primary"),
+        (("147 616 813", "3 103"), "147 616 813, 3 103"),
+        (("scab|rust", "rust;spot"), "rust;spot, scab|rust"),
+        (("water bottle", *(f"a {i}" for i in range(9)), "plastic water bottle"), ""),
+        (("black bear", "brown bear", "tench, Tinca tinca"), ""),
+    ],
+)
+def test_combinations_of_tags_are_said(tmp_path, caplog, labels, said):
+    tree(tmp_path, "x")
+    rows = [f'x/{i}.png,"{label}"' for i, label in enumerate(labels)]
+    for i in range(len(labels)):
+        (tmp_path / "x" / f"{i}.png").write_bytes(IMAGE)
+    (tmp_path / "it.csv").write_text("\n".join(["path,label", *rows]))
+    list_images(tmp_path / "it.csv")
+    expected = [f"classes that may be several labels: {said}"] if said else []
+    assert re.findall("classes that may be several labels: .*", caplog.text) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("train_1", "train_2", "test_1"), "test and train"),  # RAF-DB
+        (("Training_1", "PublicTest_2", "PrivateTest_3"), "test and train"),  # FER2013
+        (("train_1", "bus_1"), ""),
+        (("val_1", "val_2"), ""),
+    ],
+)
+def test_splits_in_the_names_of_files_are_said(tmp_path, caplog, names, said):
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / f"{name}.png").write_bytes(IMAGE)
+    assert len(list_images(tmp_path).splits["train"]) == 2 * len(names)
+    words = f"the names of the files say {said}:"
+    assert (words in caplog.text) if said else ("names of the files" not in caplog.text)
 
 
 @pytest.mark.parametrize(("count", "said"), [(5, False), (12, True)])

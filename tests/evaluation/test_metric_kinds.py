@@ -26,6 +26,7 @@ from vit_jax.evaluation.metric_kinds import class_of, kind_of
         ("eval/test/my_loss", False, (-math.inf, math.inf), ""),
         ("eval/test/images_per_s", False, (-math.inf, math.inf), ""),
         ("fewshot/pets/5_shot/accuracy_top1_std", False, (-math.inf, math.inf), ""),
+        ("eval/test/accuracy_percent", False, (-math.inf, math.inf), ""),
     ],
 )
 def test_the_kind_of_a_metric(metric, lower, bounds, images):

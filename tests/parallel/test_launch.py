@@ -90,6 +90,7 @@ def test_slurm_tasks_without_srun_are_an_error(environ):
 
 def test_slurm_with_one_task_is_a_single_process():
     assert detect(environ={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}) is None
+    assert detect(environ={"SLURM_JOB_ID": "7", "SLURM_NNODES": "1"}) is None
     one = {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     assert detect(environ=SLURM | one | {"SLURM_STEP_TASKS_PER_NODE": "1"}) is None
 
@@ -143,8 +144,14 @@ def test_the_number_of_a_jobset_pod_is_its_index():
         ({"cluster": "slurm"}, {}, "--cluster=slurm, but the environment shows no such"),
         ({"cluster": "openmpi"}, {}, "--cluster=openmpi, but the environment shows no such"),
         ({}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two'"),
-        ({}, {"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2, as of torchrun or MPI, which is not"),
-        ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE=4, as of torchrun or MPI, which is not"),
+        ({}, {"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2, as of several processes, which"),
+        ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE=4, as of several processes, which"),
+        ({}, {"NUM_PROCESSES": "2", "PROCESS_ID": "1"}, "NUM_PROCESSES=2, as of several processes"),
+        (
+            {},
+            {"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)"},
+            "SLURM allocated 2 nodes, but srun did not start",
+        ),
     ],
 )
 def test_impossible_settings_are_errors(arguments, environ, message):

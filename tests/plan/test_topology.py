@@ -79,7 +79,6 @@ def test_the_names_of_the_cloud_are_understood(name, understood, shape, slices):
         ("h100:4 Nodes of 8 GPUs", 8, 4),
         ("h100:3x8", 8, 3),
         ("h100:16x8", 8, 16),
-        ("a100-40gb:1x2", 2, 1),
         ("h100:2x4", 4, 2),
         ("h100:4x16", 4, 16),
         ("h100:8 nodes x 4", 4, 8),
@@ -89,12 +88,20 @@ def test_the_names_of_the_cloud_are_understood(name, understood, shape, slices):
 def test_the_larger_number_that_a_node_can_have_is_that_of_its_gpus(name, gpus, nodes):
     found = parse_topology(name)
     assert (found.shape, found.slices) == ((gpus,), nodes)
-    assert found.note == (
-        "" if nodes == 1 else f"--topology={name} is {nodes} nodes with {gpus} GPUs each"
-    )
+    assert found.note == f"--topology={name} is {nodes} nodes with {gpus} GPUs each"
     assert parse_topology(found.name) == dataclasses.replace(
         found, note=found.note.replace(name, found.name)
     )
+
+
+def test_one_node_whose_gpus_may_be_nodes_has_a_note():
+    found = parse_topology("l4:1x8")
+    assert (found.name, found.shape, found.slices) == ("l4:8", (8,), 1)
+    assert found.note == (
+        "--topology=l4:1x8 is one node with 8 GPUs; 8 nodes with one are 'l4:8 nodes x 1'"
+    )
+    assert parse_topology("l4:8 nodes x 1").slices == 8
+    assert parse_topology("l4:8x1") == dataclasses.replace(found, note="")
 
 
 @pytest.mark.parametrize(

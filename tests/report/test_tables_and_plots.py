@@ -334,6 +334,9 @@ def test_a_request_says_that_smaller_is_better(tmp_path):
     table = score_table(request, read(tmp_path))
     assert "Bold: the smallest mean of its column" in " ".join(table.notes)
     (parsed,) = parse_requests([f"metric={SCORE},lower"], TableRequest, "--table")
+    comma = "metric=eval/test/accuracy_class/Pepper,_bell,lower,rows=model"
+    (named,) = parse_requests([comma], TableRequest, "--table")
+    assert (named.metric, named.lower) == ("eval/test/accuracy_class/Pepper,_bell", True)
     assert parsed.smallest_is_best
 
 

@@ -25,6 +25,7 @@ PyTorch's and TensorFlow's readers ignore the orientation; a handful of ImageNet
 """
 
 import io
+import logging
 import struct
 import zlib
 from collections.abc import Mapping
@@ -39,6 +40,8 @@ from vit_jax.data.boxes import Box
 from vit_jax.data.image_formats import described, register_formats
 from vit_jax.data.jpeg import DamagedJpegError, UnsupportedJpegError, decode_part, read_header
 from vit_jax.errors import DataError
+
+log = logging.getLogger(__name__)
 
 # Pillow has the same limit.
 _MAX_PIXELS = 178_956_970
@@ -60,6 +63,9 @@ _PILLOW_ERRORS = (
     struct.error,
     zlib.error,
 )
+# Images of 16 bits whose high bytes are all smaller may have at most 14 bits.
+_DARK = 64
+_warned_of_dark = False
 # EXIF orientation -> (swap rows and columns, then reverse columns, reverse rows) to make the stored
 # image upright.
 _UPRIGHT = {
@@ -203,13 +209,28 @@ def _to_rgb(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     if image.mode.startswith("I;16"):
         # Pillow's own conversion clips grays at 255, and passes over these tags.
         bits, *_ = tags.get(_BITS, (16,))
-        high = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+        stored = np.asarray(image)
+        high = (stored >> (bits - 8)).astype(np.uint8)
+        if high.max() < _DARK:
+            _warn_of_dark(int(stored.max()), 2**bits - 1)
         image = Image.fromarray(~high if tags.get(_MEANING_OF_ZERO) == _ZERO_IS_WHITE else high)
     if image.mode in ("I", "F") or _SIGNED in tags.get(_SAMPLE_FORMAT, ()):
         raise ValueError(f"pixels of mode {image.mode}: the value of white is unknown")
     if "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
+
+
+def _warn_of_dark(largest: int, white: int) -> None:
+    """Warns once of an image of 16 bits that may have fewer in truth, such as an X-ray with 12."""
+    global _warned_of_dark
+    if not _warned_of_dark:
+        _warned_of_dark = True
+        log.warning(
+            "an image with 16 bits a channel has values up to %d, and white is %d, so it is read as"
+            " nearly black; if white is another value in these files, scale them to 8 bits",
+            largest, white,
+        )  # fmt: skip
 
 
 def _unreadable_error(encoded: bytes, reason: str) -> DataError:

@@ -61,7 +61,7 @@ def kind_of(metric: str) -> MetricKind:
         return _FIGURES[last]
     with contextlib.suppress(KeyError):
         return METRICS[last].kind
-    if last.startswith("accuracy") and not last.endswith("_std"):
+    if last.startswith("accuracy") and not last.endswith(("_std", "_percent")):
         return _ACCURACY
     return _SHARE if last.startswith("share_of_") else _UNKNOWN
 

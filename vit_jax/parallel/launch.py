@@ -20,8 +20,14 @@ from vit_jax.errors import ConfigError
 from vit_jax.parallel import jax_internals
 
 CLUSTERS = ("auto", "none", "slurm", "tpu", "jobset", "openmpi")
-# Numbers of processes that other starters set: torchrun, MPICH.
-_SIZES = ("WORLD_SIZE", "PMI_SIZE")
+# Numbers of processes or nodes that other starters set: torchrun, MPICH, MVAPICH, Horovod, Flux,
+# jsrun, Kubeflow's JAXJob, SkyPilot and AWS Batch.
+_SIZES = (
+    "WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "HOROVOD_SIZE", "FLUX_JOB_SIZE",
+    "JSM_NAMESPACE_SIZE", "NUM_PROCESSES", "SKYPILOT_NUM_NODES", "AWS_BATCH_JOB_NUM_NODES",
+)  # fmt: skip
+# SLURM's numbers of tasks and, of a batch script that was given no number of tasks, of nodes.
+_SLURM_SIZES = ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 # Ports that are rarely in use; jobs on the same host should have different ones.
 _FIRST_PORT, _PORTS = 61440, 4096
 
@@ -51,9 +57,8 @@ def detect(
     the cluster, which is one of CLUSTERS. The coordinator is HOST:PORT.
     """
     environ, found = os.environ, None
-    if cluster in ("auto", "slurm") and (
-        "SLURM_STEP_NODELIST" in environ or "SLURM_NTASKS" in environ or cluster == "slurm"
-    ):
+    of_slurm = not environ.keys().isdisjoint(("SLURM_STEP_NODELIST", *_SLURM_SIZES))
+    if (cluster == "auto" and of_slurm) or cluster == "slurm":
         found = _slurm(explicit=coordinator is not None)
     elif cluster in ("auto", "openmpi") and "OMPI_COMM_WORLD_SIZE" in environ:
         found = _openmpi()
@@ -71,7 +76,7 @@ def detect(
     size = next((name for name in _SIZES if environ.get(name, "1") != "1"), None)
     if launch is found is None and size and cluster == "auto" and num_processes is None:
         raise ConfigError(
-            f"{size}={environ[size]}, as of torchrun or MPI, which is not read",
+            f"{size}={environ[size]}, as of several processes, which is not read",
             "--coordinator=HOST:PORT --num_processes=N --process_id=K",
             "add them, or --cluster=none, with which each process is a run of its own",
         )
@@ -138,13 +143,15 @@ def _read_int(value: int | None, name: str) -> int | None:
 
 def _slurm(*, explicit: bool) -> Launch | None:
     environ = os.environ
-    tasks = int(environ.get("SLURM_NTASKS", "1"))
+    size = next((name for name in _SLURM_SIZES if name in environ), "")
+    tasks = int(environ.get(size, "1"))
     started = int(environ.get("SLURM_STEP_NUM_TASKS", tasks))
     if "SLURM_STEP_NODELIST" not in environ or started < tasks:
         if tasks > 1 and not explicit:
             # This is the batch script itself, or a shell of salloc.
             raise ConfigError(
-                f"SLURM allocated {tasks} tasks, but srun did not start this process",
+                f"SLURM allocated {tasks} {'tasks' if 'TASKS' in size else 'nodes'}, but srun did"
+                " not start this process",
                 "srun python -m vit_jax train ...",
                 "put srun before the command, or add --cluster=none to use this process alone",
             )

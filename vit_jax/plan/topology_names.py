@@ -166,10 +166,17 @@ def _of_nodes(name: str, kind: str, shape: tuple[int, ...], *, is_ordered: bool)
             f"use e.g. {kind}:{fitting}",
         )
     note = f"--topology={name} is {nodes} nodes with {gpus} GPUs each" if nodes > 1 else ""
+    if nodes == 1 < gpus == shape[-1] and len(shape) == 2:
+        note = (
+            f"--topology={name} is one node with {gpus} GPUs; {gpus} nodes with one are"
+            f" '{kind}:{gpus} nodes x 1'"
+        )
     # As 4x8 is read as 8x4, eight nodes with four GPUs have another name.
     is_clear = nodes not in _NODE_SIZES or nodes <= gpus
     written = f"{kind}:{gpus}x{nodes}" if is_clear else f"{kind}:{nodes} nodes x {gpus}"
-    return Topology(written if nodes > 1 else name, "gpu", kind, (gpus,), nodes, note)
+    if nodes == 1:
+        written = f"{kind}:{gpus}" if len(shape) == 2 else name
+    return Topology(written, "gpu", kind, (gpus,), nodes, note)
 
 
 def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:

@@ -95,15 +95,15 @@ def title_of(name: str) -> str:
 
     >>> title_of("eval/test@p{size}/accuracy_top1"), title_of("knn/{dataset}/accuracy_top1")
     ('Top-1 accuracy, test', 'Nearest-neighbour top-1 accuracy')
-    >>> title_of("eval/test/accuracy_class/blossom")
-    'Accuracy of blossom, test'
+    >>> title_of("eval/test/accuracy_class/blossom"), title_of("eval/dev/accuracy_class/C++")
+    ('Accuracy of blossom, test', 'Accuracy of C++, dev')
     """
-    if "+" in name:
+    before, of_class, class_name = class_of(name)
+    if "+" in name and not of_class:
         first, *others = [title_of(part) for part in name.split("+")]
         return JOIN.join([first, *map(lower_first, others)])
     if "." in name and "/" not in name and name not in _TITLES:
         return name  # A config key.
-    before, of_class, class_name = class_of(name)
     if of_class:
         name = f"{before}/accuracy"
     first, *middle, last = name.split("/") if "/" in name else ("", name)

@@ -104,6 +104,7 @@ class ReportRequest(Section):
     """Series -> family whose colour and marker it has, for series whose name does not say so."""
 
 
+_SWITCHES = {"log_x", "log_y", "lower"}
 # Field of a report -> what its items are.
 _KINDS: dict[str, type[_Request]] = {
     "tables": TableRequest,
@@ -120,7 +121,13 @@ def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> t
     """
     requests = []
     for text in texts or ():
-        pairs = [item.partition("=") for item in text.split(",")]
+        items: list[str] = []
+        for item in text.split(","):
+            if items and "=" not in item and item.strip() not in _SWITCHES:
+                items[-1] += f",{item}"  # A value with a comma, such as the name of a class.
+            else:
+                items.append(item)
+        pairs = [item.partition("=") for item in items]
         counts = Counter(key.strip() for key, _, _ in pairs)
         if twice := [key for key, count in counts.items() if count > 1]:
             raise ConfigError(
@@ -131,7 +138,7 @@ def parse_requests(texts: Sequence[str] | None, kind: type[R], option: str) -> t
         given: dict[str, Any] = {
             key.strip(): value.strip() if equals else True for key, equals, value in pairs
         }
-        for key in given.keys() & {"log_x", "log_y", "lower"}:
+        for key in given.keys() & _SWITCHES:
             given[key] = _bool(given[key], f"{option}: {key}")
         if "margin" in given:
             given["margin"] = _number(given["margin"], f"{option}: margin")

@@ -60,7 +60,7 @@ from vit_jax.data.sources.folder_layout import (
 )
 from vit_jax.data.sources.image_files import UNREADABLE, BucketFiles, ImageEntry, LocalFiles
 from vit_jax.data.sources.image_table import MISSING, label_text, read_rows
-from vit_jax.data.sources.split_names import split_of
+from vit_jax.data.sources.split_names import split_of, splits_in_file_names
 from vit_jax.data.sources.tar_files import Contents, Member, labelled, read_shard
 from vit_jax.errors import DataError, first_few
 from vit_jax.storage.block_cache import BlockCache
@@ -70,7 +70,8 @@ from vit_jax.storage.paths import user_path
 # Labels that are the same if they are equal as numbers.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 # Several labels as Python and PostgreSQL write them.
-_LIST = re.compile(r"\[.*\]|\{.*\}|\(.*,.*\)")
+_LIST = re.compile(r"\[.*\]|\{.*\}|\(.*,.*\)|\d+([\s|;,]+\d+)+|[^|;]+([|;][^|;]+)+")
+_MOST_TAGS = 1000  # More are not compared with each other.
 _MAX_NAMED = 5
 # Ratings from 0.5 to 5 in halves have five of them.
 _MOST_FRACTIONS = 10
@@ -372,7 +373,7 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
         )
     parts = {name: {*re.split(r"[\s|;,+&]+", name)} - {name} for name in classes}
     lists = [name for name in classes if parts[name] and parts[name] <= parts.keys()]
-    if lists := lists + [name for name in classes if _LIST.fullmatch(name)]:
+    if lists := list(dict.fromkeys(lists + _tags(classes))):
         warnings.append(f"classes that may be several labels: {first_few(lists, _MAX_NAMED)}")
     if missing and set(classes) != {"-1", "1"}:
         warnings.append(f"classes that may be missing labels: {', '.join(missing)}")
@@ -390,6 +391,17 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
         )
     if warnings:
         log.warning("%s: %s", root, "; ".join(warnings))
+
+
+def _tags(classes: Sequence[str]) -> list[str]:
+    """Returns the classes that are lists of tags by their form, or have the words of others."""
+    lists = [name for name in classes if _LIST.fullmatch(name)]
+    words = {name: {*name.split()} for name in classes if len(name.split()) > 1}
+    if len(words) > _MOST_TAGS:
+        return lists
+    inside = [name for name, own in words.items() if any(own < more for more in words.values())]
+    # A water bottle among a few plastic water bottles is none.
+    return lists + (inside if 10 * len(inside) >= len(classes) else [])
 
 
 def _plain(name: str) -> str:
@@ -428,6 +440,13 @@ def make_listing(
         log.warning(
             "%s: folders that are named like splits, and whose images are not in these splits: %s",
             root, first_few(sorted(inside), _MAX_NAMED),
+        )  # fmt: skip
+    if {image.split for image in found} == {"train"} and (
+        said := splits_in_file_names(image.name for image in found)
+    ):
+        log.warning(
+            "%s: all images are in the split train, but the names of the files say %s: to hold some"
+            " out, list them in a CSV file of path,label,split", root, " and ".join(said),
         )  # fmt: skip
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[image.group] for image in found], np.int32)

@@ -22,7 +22,7 @@ each other. Beside a column `split`, columns that cannot be read are passed over
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vit_jax.errors import DataError, first_few
@@ -190,6 +190,21 @@ def splits_in_paths(names: Sequence[str]) -> list[str]:
             return []
         found[split] = None
     return list(found)
+
+
+def splits_in_file_names(names: Iterable[str]) -> list[str]:
+    """Returns the splits that all file names say, if train is one of several.
+
+    >>> splits_in_file_names(["a/train_01.jpg", "b/PublicTest_7.png"])
+    ['test', 'train']
+    """
+    found = set[str]()
+    for name in names:
+        said = splits_within(name.rpartition("/")[2].partition(".")[0])
+        if len(said) != 1:
+            return []
+        found |= said
+    return sorted(found) if len(found) > 1 and "train" in found else []
 
 
 def _says_by_name(column: str, values: set[str]) -> bool:
