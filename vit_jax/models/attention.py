@@ -19,7 +19,7 @@ _xavier_uniform = nnx.initializers.xavier_uniform()
 
 # Number of tokens that are not padding: one for all examples, or [B]; None: there is no padding.
 ValidTokens = int | Int[Array, " B"] | None
-# True: the query (third axis) attends to the key (last axis).
+# Of N queries and M keys. True: the query attends to the key.
 Mask = Bool[Array, "#B 1 N M"]
 # Cosines and sines [N, K] for all images, or [B, N, K] for each.
 Rope = tuple[Float[Array, "*B N K"], Float[Array, "*B N K"]]
@@ -124,8 +124,8 @@ class SelfAttention(nnx.Module):
         """Whether the Pallas kernel can take q, k and v in one array, as the matmul gives them."""
         if self.implementation != "pallas" or isinstance(valid_tokens, jax.Array):
             return False
-        steps_between = (self.query_norm, self.relative, rope, mask)
-        return "attention_weights" not in capture and all(step is None for step in steps_between)
+        not_in_kernel = (self.query_norm, self.relative, rope, mask)
+        return "attention_weights" not in capture and all(part is None for part in not_in_kernel)
 
     def _attend_packed(self, x: Float[Array, "B N D"], valid_tokens: Any) -> jax.Array:
         """Attention by the Pallas kernel, which itself adds the layer's bias of q, k and v."""
@@ -151,14 +151,13 @@ def attend(
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
-    "einsum" is the formula written out, with a softmax whose backward pass needs only its output.
-    On CPUs a training step with "einsum" is about 10 % faster than with "xla". "pallas" is
-    `pallas_attention.attend_packed`, for self-attention. "xla" and "cudnn" are kernels of
-    `jax.nn.dot_product_attention`.
+    Keys and values after the first `valid_tokens` are padding and get no weight, nor do keys where
+    the mask is False.
 
-    Keys and values after the first `valid_tokens` are padding and get no weight. Keys where the
-    mask is False get no weight either. With a mask, or a number of
-    valid tokens for each example, XLA's kernel is used in place of the Pallas kernel.
+    Implementations: "einsum" is the formula written out; on CPUs a training step is about 10 %
+    faster with it than with "xla". "xla" and "cudnn" are kernels of
+    `jax.nn.dot_product_attention`. "pallas" is `pallas_attention.attend_packed`, for
+    self-attention; it takes no mask, and no `valid_tokens` by example: with these, "xla" is used.
     """
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, valid_tokens, mask).astype(value.dtype)
@@ -207,17 +206,17 @@ def _to_heads(
 ) -> Float[Array, "B N *S"]:
     """Returns layer(x); S is the layer's output axes (3, H, K).
 
-    Unless heads are sharded over the mesh axis `tensor`, it is one product of two matrices.
-    XLA then writes the features of each token contiguously, as the kernels read them. With separate
-    output axes (3, H, K), XLA on a TPU chooses layouts that must then be copied: a fifth of a
-    step's memory traffic.
+    If heads are not sharded over the mesh axis `tensor`, the weights are one matrix [D, 3 * H * K].
+    Then XLA writes the features of each token contiguously, as attention kernels read them. With
+    separate axes (3, H, K), XLA on a TPU chose layouts whose copies were a fifth of a step's memory
+    traffic.
     """
     kernel = layer.kernel[...].astype(layer.dtype)
     if devices_along("tensor") == 1:
         kernel = kernel.reshape(x.shape[-1], -1)
     y = jnp.tensordot(x.astype(layer.dtype), kernel, 1)
     if add_bias and layer.bias is not None:
-        # In the shape of the kernel's output axes: (3 * H * K), or (3, H, K) if heads are sharded.
+        # In the shape of y: (3 * H * K), or (3, H, K) if heads are sharded.
         y = y + layer.bias[...].astype(layer.dtype).reshape(1, 1, *kernel.shape[1:])
     return save_for_backward(y).reshape(*x.shape[:-1], *layer.out_features)
 
@@ -236,7 +235,7 @@ def _from_heads(layer: nnx.LinearGeneral, x: Float[Array, "B N H K"]) -> Float[A
 def _qkv_init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Xavier uniform for each of the query, key and value matrices.
 
-    `nnx.LinearGeneral` passes the shape of its kernel with the output axes made one: (D, 3 * D).
+    `nnx.LinearGeneral` passes the shape of its weights with flattened output axes: (D, 3 * D).
     """
     each = [_xavier_uniform(k, (shape[0], shape[1] // 3), dtype) for k in jax.random.split(key, 3)]
     return jnp.concatenate(each, axis=1)

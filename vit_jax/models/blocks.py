@@ -111,16 +111,16 @@ class EncoderBlock(nnx.Module):
             capture=capture,
         )
         norm, scale = self.attention_norm, self.attention_scale
-        x = self._add(x, attention_output, norm, scale, keys[1], drop_rate)
+        x = self._add_residual(x, attention_output, norm, scale, keys[1], drop_rate)
 
         mlp_output = self.mlp(self.mlp_norm(x) if pre else x, key=keys[2])
-        x = self._add(x, mlp_output, self.mlp_norm, self.mlp_scale, keys[3], drop_rate)
+        x = self._add_residual(x, mlp_output, self.mlp_norm, self.mlp_scale, keys[3], drop_rate)
 
         captured |= {"attention_output": attention_output, "mlp_output": mlp_output}
         captured["block_output"] = x
         return x, {name: captured[name] for name in BLOCK_INTERMEDIATES if name in capture}
 
-    def _add(
+    def _add_residual(
         self,
         x: Float[Array, "B N D"],
         branch: Float[Array, "B N D"],
@@ -129,10 +129,7 @@ class EncoderBlock(nnx.Module):
         key: jax.Array | None,
         drop_rate: Float[Array, ""] | None,
     ) -> Float[Array, "B N D"]:
-        """Adds the output of attention or MLP to x, with the norms of res_post and post.
-
-        Remat "dots" keeps what `save_for_backward` marks for the backward pass, and no more.
-        """
+        """Adds the output of attention or MLP to x, with the norms of res_post and post."""
         branch = constrain(branch, "batch")
         if self.norm_placement == "res_post":
             branch = norm(save_for_backward(branch))
@@ -211,8 +208,8 @@ class Encoder(nnx.Module):
         self.stochastic_depth = options.stochastic_depth
         self.has_constant_rate = options.stochastic_depth_rates == "constant"
         self.loop = layer_loop(options.scan, options.remat)
-        # On a GPU, XLA may otherwise choose a layout that every matmul must convert: a tenth of a
-        # step's memory traffic.
+        # On a GPU, XLA may otherwise choose a layout that it must convert before every matmul. The
+        # conversions were a tenth of a step's memory traffic.
         self.stores_rows = platform in ("gpu", "cuda")
 
     def __call__(

@@ -39,14 +39,14 @@ INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
 class ViT(ImageModel):
     """Vision Transformer: images -> patches -> tokens -> encoder -> pooling -> head.
 
-    Here P is the number of patches and N that of tokens: class token, registers and patches (in the
-    paper, P is a patch's side and N the number of patches). A position table is added to the input
-    of the encoder (`position_placement` "stem", the word of the paper's appendix D.4; it is not the
-    ResNet `stem`), to that of every block ("shared"), or every block has its own ("every_layer").
-    Rope and relative positions are part of the attention. `tokens` is the number N.
+    In shapes, P is the number of patches, and N that of tokens: class token, registers and patches.
+    (In the paper, P is a patch's side and N the number of patches.) `tokens` is N.
+
+    `position_placement`, as in appendix D.4 of the paper: with "stem", the position table is added
+    to the input of the encoder; with "shared", to that of every block; with "every_layer", every
+    block has its own table. Rope and relative positions are part of the attention.
     """
 
-    tokens: int  # pyright: ignore[reportIncompatibleVariableOverride]
     parts = (
         "stem", "patch_embedding", "class_token", "registers", "position_embedding",
         "embedding_norm", "encoder", "norm", "attention_pooling", "head",
@@ -70,7 +70,7 @@ class ViT(ImageModel):
         self.grid = (image_size[0] // shape.stride, image_size[1] // shape.stride)
         num_patches = self.grid[0] * self.grid[1]
         self.num_prefix = has_class_token(options) + options.num_registers
-        self.tokens = self.num_prefix + num_patches  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.tokens: int = self.num_prefix + num_patches  # pyright: ignore[reportIncompatibleVariableOverride]
         self.num_heads, self.head_dim = shape.num_heads, width // shape.num_heads
 
         loop = {"remat": options.remat, "scan": options.scan}
@@ -88,12 +88,12 @@ class ViT(ImageModel):
         self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if has_class_token(options) else None
         count = options.num_registers
         self.registers = learned_tokens(count, width, rngs) if count else None
-        table = position_table(options, self.grid, width)
+        table = position_table(options, self.grid, width)  # Its sizes; None: there is none.
         in_blocks = options.position_placement == "every_layer"
         input_table = None if in_blocks else table
         self.position_embedding = build_table(input_table, rngs=rngs) if input_table else None
         self.position_placement = options.position_placement
-        # Parameters may be stored for another grid or patch size, and are resampled at each call.
+        # The table may be stored for another grid. Then it is resampled at each call.
         self.stored_grid = (None if table is None else table.stored_grid) or self.grid
         self.has_rope = options.position_embedding == "rope_2d"
         self.dropout = nnx.Dropout(options.dropout)
@@ -130,9 +130,9 @@ class ViT(ImageModel):
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
-        layer. Of the L blocks: "attention_weights" [L, B, H, N, N] of H heads; "attention_output"
-        and "mlp_output" before a layer scale and the norm of res_post, and "block_output", each
-        [L, B, N, D].
+        layer. Of the L blocks, with H heads, there are "attention_weights" [L, B, H, N, N], and
+        [L, B, N, D] of "attention_output" and "mlp_output", as these modules return them, and of
+        "block_output".
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -163,9 +163,9 @@ class ViT(ImageModel):
     ) -> Float[Array, "B N D"]:
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
-        Equation 1, whose product with E is in `embed_patches`. A caller with a part of the patches
-        passes `position_rows`, a vector for each token of the result; None: the whole table, if
-        `position_placement` is "stem". A key turns dropout on.
+        Equation 1; `embed_patches` has multiplied the patches by E. For a part of the patches, as
+        in MAE, `position_rows` are the positions of all tokens of the result. None: those of the
+        table, if it is added here. A key turns dropout on.
         """
         if position_rows is None:
             position_rows = self.positions("stem")
@@ -190,9 +190,9 @@ class ViT(ImageModel):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the tokens after the blocks and the final norm, and intermediates of the blocks.
 
-        If x is only a part of all tokens, `rope` has the cosines and sines of these. Tables of
-        "shared" and "every_layer" are for all tokens. With a span (first, end), only the blocks
-        first to end - 1 are applied, without the final norm.
+        For a part of the tokens, `rope` has their cosines and sines; "shared" and "every_layer"
+        need all tokens. With a span (first, end), only the blocks first to end - 1 are applied,
+        without the final norm.
         """
         if self.has_rope and rope is None:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
@@ -217,7 +217,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """Equation 4: LayerNorm, unless `pool` applies it. Maps [B, h, w, D] are returned as is."""
+        """LayerNorm (equation 4), unless `pool` applies it, or x is a map of the stem."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -225,7 +225,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns for a number n the tokens after n blocks, for a name that map of the stem."""
+        """Returns the tokens after n blocks for a number n, and a map of the stem for its name."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))

@@ -166,7 +166,7 @@ def _of_nodes(name: str, kind: str, shape: tuple[int, ...], *, is_ordered: bool)
             f"use e.g. {kind}:{fitting}",
         )
     note = f"--topology={name} is {nodes} nodes with {gpus} GPUs each" if nodes > 1 else ""
-    if nodes == 1 < gpus == shape[-1] and len(shape) == 2:
+    if nodes == 1 < gpus and shape[1:] == (gpus,):
         note = (
             f"--topology={name} is one node with {gpus} GPUs; {gpus} nodes with one are"
             f" '{kind}:{gpus} nodes x 1'"
