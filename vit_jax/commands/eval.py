@@ -27,6 +27,7 @@ from vit_jax.config.file import load_config
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, NonFiniteError, first_few
+from vit_jax.schema import differences
 from vit_jax.storage.files import json_text
 from vit_jax.storage.paths import check_output_folder, user_path
 
@@ -74,14 +75,14 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
             "see python -m vit_jax eval --help",
         )
     check_output_folder(args.workdir, ["report"])
-    read_config(args.workdir)  # Raises an error if there is no run.
+    own = read_config(args.workdir)
     config = load_config(str(args.workdir / "config.json"), overrides)
     if not config.evaluation.all_splits and not config.task.evaluates_datasets:
         raise ConfigError(
             "no split to evaluate", "evaluation.splits", "add --config.evaluation.splits.test=test"
         )
     with started(args, config):
-        _evaluate(args, config)
+        _evaluate(args, config, own)
     return 0
 
 
@@ -156,7 +157,20 @@ def _print_scores(args: argparse.Namespace, model: str, scores: "list[Score]") -
         print(note)
 
 
-def _evaluate(args: argparse.Namespace, config: Config) -> None:
+def _other_settings(config: Config, own: Config) -> dict[str, list[str]]:
+    """Returns "eval/SPLIT" -> the settings of its evaluation that are not the run's own."""
+    rows = [(key, now) for key, now, _ in differences(config, own)]
+    rows = [row for row in rows if not row[0].startswith(("evaluation.", "mesh."))]
+    if config.data.data_dir != own.data.data_dir:
+        rows.append(("data.data_dir", config.data.data_dir))
+    of_all, known = [f"{key}={now}" for key, now in rows], own.evaluation.all_splits
+    return {
+        f"eval/{name}": of_all + [f"{name}={split}"] * (known.get(name, split) != split)
+        for name, split in config.evaluation.all_splits.items()
+    }
+
+
+def _evaluate(args: argparse.Namespace, config: Config, own: Config) -> None:
     from vit_jax.data.benchmarks import NUM_CLASSES, find_benchmark, open_benchmark
     from vit_jax.data.class_names import match_classes
     from vit_jax.data.sources import class_count, open_source
@@ -166,14 +180,14 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
     from vit_jax.run.checkpoints import result_params
     from vit_jax.run.folder import read_class_names
     from vit_jax.run.job_folder import read_optional_json
-    from vit_jax.run.result import EVALUATIONS, RESULT, WEIGHTS, read_result
+    from vit_jax.run.result import EVALUATIONS, RESULT, SETTINGS, WEIGHTS, read_result
     from vit_jax.storage.files import write_json
     from vit_jax.train.inputs import eval_batch_size, open_splits
     from vit_jax.train.kernel_check import with_stored_kernel
     from vit_jax.train.program import build_program
     from vit_jax.train.progress import print_summary
 
-    mesh = make_mesh(config.mesh)
+    given, mesh = config, make_mesh(config.mesh)
     config = with_stored_kernel(config, args.workdir, platform_of(mesh))
     has_classes = config.task.uses_labels
     head = read_class_names(args.workdir) if has_classes else (), f"run {args.workdir}"
@@ -216,7 +230,8 @@ def _evaluate(args: argparse.Namespace, config: Config) -> None:
         path, weights = args.workdir / EVALUATIONS, {WEIGHTS: result.get(WEIGHTS)}
         before = read_optional_json(path) or {}
         kept = before if before.get(WEIGHTS) == weights[WEIGHTS] else {}
-        write_json(path, kept | weights | figures)
+        settings = kept.get(SETTINGS, {}) | _other_settings(given, own)
+        write_json(path, kept | weights | figures | {SETTINGS: settings})
         log.info("the figures are in %s; report shows those that %s lacks", path, RESULT)
     if config.measures_classes(num_classes):
         draw_confusions(args.workdir)

@@ -14,6 +14,8 @@ RESULT = "result.json"
 WEIGHTS = "weights_digest"
 # What `eval` has measured since of the same WEIGHTS, for reports: figure -> its latest value.
 EVALUATIONS = "report/evaluations.json"
+# Its key with "eval/SPLIT" -> the settings of that evaluation that were not the run's own.
+SETTINGS = "settings"
 FIX = "remove it to finish the run again"
 
 
