@@ -557,6 +557,10 @@ def test_own_splits_that_differ_only_by_capitals_are_refused(tmp_path):
         (("?", "-", "Unknown"), "classes that may be missing labels: '-', '?', 'Unknown'"),
         (("1", "\uff11", "cat"), "'1' = '\uff11'"),
         (("cat", "\ufeffcat", "dog"), r"'cat' = '\ufeffcat'"),
+        (("cat", "cat (2)", "dog"), "as a copy does: 'cat' = 'cat (2)'"),
+        (("cat", "dog - Copy", "dog"), "as a copy does: 'dog' = 'dog - Copy'"),
+        (("neg", "pos", "unsup"), "classes that may be missing labels: 'unsup'"),
+        (("cat", "dog", "unlabeled_images"), "may be missing labels: 'unlabeled_images'"),
     ],
 )
 def test_labels_that_may_be_one_or_missing_are_named(tmp_path, labels, words, caplog):
@@ -728,3 +732,27 @@ def test_keys_with_dots_have_captions(tmp_path):
 def test_two_forms_of_a_name_are_one_class(tmp_path):
     nfc, nfd = (unicodedata.normalize(form, "crème") for form in ("NFC", "NFD"))
     assert list_images(tree(tmp_path, f"train/{nfc}", f"val/{nfd}")).class_names == (nfc,)
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        (("crop/1_0_2", "face/1_0_2", "crop/9_1_0", "face/9_1_0", "face/9_1_1"),
+         "crop and face, although the files of the first are named like"),
+        (("a/aachen_1", "b/aachen_1", "a/bochum_1", "b/bochum_1"), "a and b, although"),
+        (("a/img_1", "b/img_1", "a/img_2", "b/img_2"), None),
+        (("a/x_1_leftImg8bit", "a/x_1_gtFine_labelIds", "b/y_1_leftImg8bit"), "may be masks"),
+    ],
+)  # fmt: skip
+def test_folders_whose_files_are_named_alike_are_named(tmp_path, places, words, caplog):
+    for place in places:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{place}.png").write_bytes(IMAGE)
+    list_images(tmp_path)
+    assert (words is None) == (caplog.text == "")
+    assert (words or "") in caplog.text
+
+
+def test_flat_images_beside_masks_of_cityscapes_are_refused(tmp_path):
+    with pytest.raises(DataError, match="has leftImg8bit beside gtFine, which look like images"):
+        list_images(tree(tmp_path, "leftImg8bit", "gtFine"))

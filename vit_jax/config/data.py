@@ -87,6 +87,13 @@ class SubsetConfig(Section):
                 "keep one",
                 key=given[0],
             )
+        if not given and self.seed:
+            raise ConfigError(
+                f"is {self.seed}, but no subset is chosen, so nothing reads it",
+                f"one of {', '.join(keys)}",
+                "set one of them, or leave it out",
+                key="seed",
+            )
 
     @property
     def rule(self) -> tuple[str, float] | None:

@@ -109,6 +109,19 @@ def differing_starts(runs: Iterable[Run]) -> list[str]:
     return differing([run.start for run in runs if run.config])
 
 
+def differing_data(runs: Iterable[Run]) -> list[str]:
+    """Returns the key of the data's folder if runs with equal settings may have other examples.
+
+    If the fingerprint of one is not known, images in another folder count as other examples.
+    """
+    configured = [run for run in runs if run.config]
+    if any(key.startswith("data.") for key in differing_settings(configured)):
+        return []
+    known = {run.train_data for run in configured}
+    prints, places = {one for one, _ in known}, {place for _, place in known}
+    return ["data.data_dir"] if len(places if None in prints else prints) > 1 else []
+
+
 def differing_settings(runs: Iterable[Run]) -> list[str]:
     """Returns the config keys in which runs differ, except the seed and bookkeeping."""
     return differing([run.settings for run in runs if run.config])
