@@ -558,6 +558,7 @@ def test_own_splits_that_differ_only_by_capitals_are_refused(tmp_path):
         (("1", "\uff11", "cat"), "'1' = '\uff11'"),
         (("cat", "\ufeffcat", "dog"), r"'cat' = '\ufeffcat'"),
         (("cat", "cat (2)", "dog"), "as a copy does: 'cat' = 'cat (2)'"),
+        (("cat", "aug_cat", "dog"), "as a copy does: 'aug_cat' = 'cat'"),
         (("cat", "dog - Copy", "dog"), "as a copy does: 'dog' = 'dog - Copy'"),
         (("neg", "pos", "unsup"), "classes that may be missing labels: 'unsup'"),
         (("cat", "dog", "unlabeled_images"), "may be missing labels: 'unlabeled_images'"),
@@ -756,3 +757,22 @@ def test_folders_whose_files_are_named_alike_are_named(tmp_path, places, words, 
 def test_flat_images_beside_masks_of_cityscapes_are_refused(tmp_path):
     with pytest.raises(DataError, match="has leftImg8bit beside gtFine, which look like images"):
         list_images(tree(tmp_path, "leftImg8bit", "gtFine"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (("patient001", "patient002"), "patient001, patient002; are these where the images come"),
+        (("patient001", "cat"), None),
+    ],
+)
+def test_folders_of_patients_are_classes_with_a_warning(tmp_path, classes, words, caplog):
+    assert list_images(tree(tmp_path, *classes)).class_names == tuple(sorted(classes))
+    assert (words is None) == (caplog.text == "")
+    assert (words or "") in caplog.text
+
+
+def test_a_table_of_labels_beside_folders_is_named(tmp_path, caplog):
+    (tree(tmp_path, "north", "south") / "labels.csv").write_text("path,label")
+    list_images(tmp_path)
+    assert "labels.csv is not read; if it has the labels" in caplog.text

@@ -377,7 +377,9 @@ def _of_all_images(run: Run, metric: str, value: float) -> _Tested | None:
         right, total = found.correct.sum(), found.counted.sum()
         return _Tested(np.array([float(right)]), np.array([total]), found)
     share = min(max(value, 0.0), 1.0)
-    return _Tested(np.array([share * examples]), np.array([examples])) if examples else None
+    if examples <= 0:
+        return None
+    return _Tested(np.array([share * examples]), np.array([examples]))
 
 
 def _of_classes(run: Run, metric: str, value: float) -> _Tested | None:

@@ -201,14 +201,13 @@ def _lost(request: TableRequest, frame: pd.DataFrame, cells: Set[Any]) -> list[s
     frozen = request.metric.partition("/")[0] in FROZEN_FEATURES
     axes = [text_column(wanted, name) for name in (request.columns, request.rows)]
     lost, absent = [], []
-    rows = wanted.to_dict("records")
-    for run, row, *cell in zip(wanted.index, rows, *axes, strict=True):
+    for run, row, *cell in zip(wanted.index, wanted.to_dict("records"), *axes, strict=True):
         if run.finished and any(map(matches, run.not_finite)):
             lost.append(run.name)
-        elif run.finished and (*cell,) in cells and _measures(run, frozen=frozen):
-            absent += [run.name] * (
-                row.get(request.metric) is None and not any(map(matches, run.figures))
-            )
+            continue
+        has_it = row.get(request.metric) is not None or any(map(matches, run.figures))
+        if run.finished and (*cell,) in cells and not has_it and _measures(run, frozen=frozen):
+            absent.append(run.name)
     reasons = {"it is not finite": lost, "they did not measure it": absent}
     found = {why: first_few(names, 5) for why, names in reasons.items() if names}
     return [f"Not in the means, because {why}: {names}." for why, names in found.items()]

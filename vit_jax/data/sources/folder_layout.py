@@ -37,6 +37,12 @@ _PART = re.compile(
     r"(?<![a-z])(?:(?:sub|data)?sets?|parts?|folds?|batch(?:es)?|chunks?|shards?|images?|imgs?"
     r"|folders?|sessions?|splits?|data)[ _.-]*#|#[ _.-]*(?:parts?|folds?|images?|imgs?)(?![a-z])"
 )
+# Where images come from rather than what they show, beside the number by which names differ.
+_ORIGIN = re.compile(
+    r"(?:patient|subject|participant|person|case|slide|scan|study|hospital|site|cent(?:er|re)"
+    r"|camera|cam|device|user)s?[ _.-]*#"
+)
+_TABLE = re.compile(r"(?i).*(?:label|annotation|metadata|target).*\.(?:csv|tsv|jsonl|xlsx|parquet)")
 _YEAR = re.compile(r"(?:19|20)\d\d(?:[ _.-]?\d\d){0,2}")
 # Folders of what belongs to images that are in a folder beside them.
 _IMAGES = re.compile(
@@ -134,13 +140,18 @@ def check_names(root: Path, places: Iterable[tuple[str, str]]) -> None:
 
 
 def warn_of_lists(root: Path, files: Sequence[str]) -> None:
-    """Warns of files beside the class folders whose names say that they list held-out images."""
+    """Warns of files beside the class folders that may list held-out images, or have the labels."""
     lists = [name for name in files if splits_within(name) - {"train"} and not is_image(name)]
     if lists:
         log.warning(
             "%s: all images are in the split train; %s may list images that are held out: to use"
             " them, write a CSV file of path,label,split",
             root, first_few(lists, _MAX_NAMED),
+        )  # fmt: skip
+    if tables := [name for name in files if _TABLE.fullmatch(name) and name not in lists]:
+        log.warning(
+            "%s: %s is not read; if it has the labels, set data.source=csv and data.data_dir to a"
+            " CSV file of path,label", root, tables[0],
         )  # fmt: skip
 
 
@@ -219,6 +230,9 @@ def _check_flat(root: Path, places: Sequence[str]) -> None:
         raise _layout_error(f"{root} has {images[0]} beside {masks[0]}, which", "images and masks")
     if len(names) > 1 and all(map(_YEAR.fullmatch, names)):
         log.warning("%s: read as classes: %s; are these years?", root, _alike(names))
+    if len(names) > 1 and len(parts) == 1 and _ORIGIN.fullmatch(next(iter(parts))):
+        words = "%s: read as classes: %s; are these where the images come from?"
+        log.warning(words, root, _alike(names))
 
 
 def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None:

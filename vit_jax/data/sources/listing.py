@@ -81,8 +81,11 @@ _UNLABELLED = re.compile(
     r"\?|-|-1(\.0)?|missing|un(known|labell?ed|annotated|classified|sorted|sup(ervised)?)"
     r"([ _-]*(data|images?|imgs?|photos?|examples?|samples?|set))?"
 )
-# What file managers add to the name of a copy.
-_COPY = re.compile(r"(?<=\w)[ _-]+(copy( ?\(?\d+\)?)?|\(copy\)|\(\d+\))$")
+# What is added to the name of a copy, by file managers or people.
+_COPY = re.compile(
+    r"(?<=\w)[ _.-]+(copy( ?\(?\d+\)?)?|\(copy\)|\(\d+\)|aug(mented)?|bak|backup|duplicates?)$"
+    r"|^aug(mented)?[ _-]+"
+)
 # Beside class folders; `list_children` refuses compressed tar files.
 _ARCHIVES = (".zip", ".rar", ".7z")
 _SORT = "sort the images into folders, or list them in a CSV file of path,label"
