@@ -634,19 +634,36 @@ def test_a_small_difference_has_a_digit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("prints", "is_noted"),
-    [(("1", "1"), False), (("1", "2"), True), ((None, None), True), (("1", None), True)],
+    ("prints", "noted"),
+    [
+        (("1", "1"), None),
+        (("1", "2"), "training examples"),
+        ((None, None), "data.data_dir"),
+        (("1", None), "data.data_dir"),
+    ],
 )
-def test_runs_on_other_data_are_no_seeds_of_one_setting(tmp_path, prints, is_noted):
+def test_runs_on_other_data_are_no_seeds_of_one_setting(tmp_path, prints, noted):
     for seed, fingerprint in enumerate(prints):
         name, place = f"run{seed}", f"/{seed}/photos"
         figures = {SCORE: 0.5 + 0.1 * seed}
         put(tmp_path, name, figures, seed=seed, data__source="folder", data__data_dir=place)
         write(tmp_path / name, data={"fingerprint": fingerprint})
     notes = make_table(tmp_path).notes
-    assert any(note.endswith("seed: data.data_dir.") for note in notes) == is_noted
+    found = [note.partition("seed: ")[2] for note in notes if "more than the seed" in note]
+    assert found == ([f"{noted}."] if noted else [])
     (request,) = default_tables(read(tmp_path))
-    assert request.rows == ("name" if is_noted else "model")
+    assert request.rows == ("name" if noted else "model")
+
+
+def test_few_shot_runs_on_folders_of_one_name_are_no_seeds_of_one_setting(tmp_path):
+    metric = "fewshot/photos/5_shot/accuracy_top1"
+    for place in "ab":
+        photos = {"name": "photos", "source": "folder", "data_dir": f"/{place}/photos"}
+        settings = {"model": {"name": "A"}, "fewshot": {"datasets": {"photos": photos}}}
+        job = {"command": "fewshot", "labels": {"dataset": "photos"}}
+        write(tmp_path / place, job=job, config=settings, result={"step": 0, metric: 0.5})
+    notes = make_table(tmp_path, metric).notes
+    assert "differ in more than the seed: fewshot.datasets.photos.data_dir." in " ".join(notes)
 
 
 def test_runs_without_the_metric_of_their_cell_and_values_in_percent_are_named(tmp_path):

@@ -110,16 +110,17 @@ def differing_starts(runs: Iterable[Run]) -> list[str]:
 
 
 def differing_data(runs: Iterable[Run]) -> list[str]:
-    """Returns the key of the data's folder if runs with equal settings may have other examples.
+    """Returns in which data runs differ, or may differ, beside the settings of their data.
 
-    If the fingerprint of one is not known, images in another folder count as other examples.
+    If a fingerprint of training examples is not known, other folders count as other examples.
     """
     configured = [run for run in runs if run.config]
-    if any(key.startswith("data.") for key in differing_settings(configured)):
-        return []
-    known = {run.train_data for run in configured}
-    prints, places = {one for one, _ in known}, {place for _, place in known}
-    return ["data.data_dir"] if len(places if None in prints else prints) > 1 else []
+    found = differing([run.places for run in configured])
+    prints = {run.fingerprint for run in configured}
+    is_set = any(key.startswith("data.") for key in differing_settings(configured))
+    if is_set or None not in prints:
+        found = [key for key in found if key != "data.data_dir"]
+    return found + ["training examples"] * (len(prints - {None}) > 1 and not is_set)
 
 
 def differing_settings(runs: Iterable[Run]) -> list[str]:

@@ -136,14 +136,16 @@ class Run:
         return {k: re.sub(r"seed\D?\d+", "seed", v) for k, v in paths.items() if isinstance(v, str)}
 
     @property
-    def train_data(self) -> tuple[str | None, str | None]:
-        """The fingerprint of its training examples, and the folder of its images, as far as known.
+    def fingerprint(self) -> str | None:
+        """What identifies its training examples; None: not known."""
+        return self._data.get("fingerprint")
 
-        The folder of a TFDS dataset does not say which examples it has.
-        """
-        place = self.config.get("data.data_dir")
-        is_place = self.config.get("data.source") not in (None, "tfds") and isinstance(place, str)
-        return self._data.get("fingerprint"), place if is_place else None
+    @property
+    def places(self) -> dict[str, Any]:
+        """Config key -> folder or file of images. That of a TFDS dataset does not say which."""
+        keys = [key for key in self.config if key.endswith(".data_dir")]
+        sources = {key: self.config.get(f"{key.removesuffix('data_dir')}source") for key in keys}
+        return {key: self.config[key] for key in keys if sources[key] not in (None, "tfds")}
 
     def test_data(self, metric: str) -> tuple[Any, Any, float | None, str | None]:
         """What is known of the images behind a metric: dataset, split, number, fingerprint."""
