@@ -12,7 +12,8 @@ from vit_jax.evaluation.intervals import interval
 from vit_jax.report import intervals
 from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
-from vit_jax.report.requests import TableRequest, parse_requests
+from vit_jax.report.plots import plot_points
+from vit_jax.report.requests import PlotRequest, TableRequest, parse_requests
 from vit_jax.report.runs import read_runs
 from vit_jax.report.scores import VALUE, values_by_seed
 from vit_jax.report.tables import score_table
@@ -247,6 +248,8 @@ def test_a_mean_over_folds_has_no_interval_over_the_images_of_one(tmp_path):
     assert [cell.text for cell in table.rows[0]] == ["C", "55.00"]
     assert intervals.APART in table.notes
     assert any(note.endswith("seed: evaluation.splits.val.") for note in table.notes)
+    plot = PlotRequest(x="train_steps", y=top5)
+    assert intervals.APART in plot_points(plot, run_frame(read_runs([tmp_path]).runs))[1]
 
 
 @pytest.mark.parametrize(("margin", "fix"), [(1, "margin=0.01"), (0.5, "margin=0.005")])
