@@ -143,6 +143,21 @@ def test_features_are_named_in_tfds_datasets_only(source, key):
     assert getattr(Config.from_mapping(of_recipe).data, key) is None
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "reader", "read"),
+    [
+        ("data__subset__seed", 3, "data__subset__fraction", 0.5),
+        ("fewshot__methods", ("knn",), "fewshot__datasets", {"a": {"name": "digits"}}),
+        ("fewshot__shots", (5,), "fewshot__datasets", {"a": {"name": "digits"}}),
+    ],
+)
+def test_a_key_that_nothing_reads_is_refused(key, value, reader, read):
+    Config.from_mapping(mapping(**{key: value, reader: read}))
+    with pytest.raises(ConfigError, match=r"nothing reads it") as caught:
+        Config.from_mapping(mapping(**{key: value}))
+    assert caught.value.got.startswith(f"'{key.replace('__', '.')}' is ")
+
+
 def test_a_new_choice_drops_what_it_does_not_read_of_the_file_only():
     content = mapping(data__central_fraction=0.5, optimizer__schedule__end_learning_rate=1e-6)
     changed = copy.deepcopy(content)

@@ -270,6 +270,7 @@ VALUES = [
     (splits("train["), DataError, ("split 'train[' of photos: Error parsing",)),
     (splits("train[:0]"), DataError, ("split 'train[:0]' of photos is empty",)),
     (splits("train[90%:10%]"), DataError, ("end is after their start",)),
+    (splits("train[:60%]+train[40%:]"), DataError, ("has 20 examples of train twice",)),
     (subset(fraction=0.1, hash="0123"), DataError, ("data.subset.hash = 0123",)),
     (subset(examples=6), DataError, ("subset of 6 of the 3,000", "between 7, one for each class")),
     (subset(preset="jft_9m"), DataError, ("subset of 9,000,000", "and 3,000")),

@@ -600,6 +600,11 @@ def test_own_splits_that_differ_only_by_capitals_are_refused(tmp_path):
         (("?", "-", "Unknown"), "classes that may be missing labels: '-', '?', 'Unknown'"),
         (("1", "\uff11", "cat"), "'1' = '\uff11'"),
         (("cat", "\ufeffcat", "dog"), r"'cat' = '\ufeffcat'"),
+        (("cat", "cat (2)", "dog"), "as a copy does: 'cat' = 'cat (2)'"),
+        (("cat", "aug_cat", "dog"), "as a copy does: 'aug_cat' = 'cat'"),
+        (("cat", "dog - Copy", "dog"), "as a copy does: 'dog' = 'dog - Copy'"),
+        (("neg", "pos", "unsup"), "classes that may be missing labels: 'unsup'"),
+        (("cat", "dog", "unlabeled_images"), "may be missing labels: 'unlabeled_images'"),
     ],
 )
 def test_labels_that_may_be_one_or_missing_are_named(tmp_path, labels, words, caplog):
@@ -771,3 +776,46 @@ def test_keys_with_dots_have_captions(tmp_path):
 def test_two_forms_of_a_name_are_one_class(tmp_path):
     nfc, nfd = (unicodedata.normalize(form, "crème") for form in ("NFC", "NFD"))
     assert list_images(tree(tmp_path, f"train/{nfc}", f"val/{nfd}")).class_names == (nfc,)
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        (("crop/1_0_2", "face/1_0_2", "crop/9_1_0", "face/9_1_0", "face/9_1_1"),
+         "crop and face, although the files of the first are named like"),
+        (("a/aachen_1", "b/aachen_1", "a/bochum_1", "b/bochum_1"), "a and b, although"),
+        (("a/img_1", "b/img_1", "a/img_2", "b/img_2"), None),
+        (("a/x_1_leftImg8bit", "a/x_1_gtFine_labelIds", "b/y_1_leftImg8bit"), "may be masks"),
+    ],
+)  # fmt: skip
+def test_folders_whose_files_are_named_alike_are_named(tmp_path, places, words, caplog):
+    for place in places:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{place}.png").write_bytes(IMAGE)
+    list_images(tmp_path)
+    assert (words is None) == (caplog.text == "")
+    assert (words or "") in caplog.text
+
+
+def test_flat_images_beside_masks_of_cityscapes_are_refused(tmp_path):
+    with pytest.raises(DataError, match="has leftImg8bit beside gtFine, which look like images"):
+        list_images(tree(tmp_path, "leftImg8bit", "gtFine"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (("patient001", "patient002"), "patient001, patient002; are these where the images come"),
+        (("patient001", "cat"), None),
+    ],
+)
+def test_folders_of_patients_are_classes_with_a_warning(tmp_path, classes, words, caplog):
+    assert list_images(tree(tmp_path, *classes)).class_names == tuple(sorted(classes))
+    assert (words is None) == (caplog.text == "")
+    assert (words or "") in caplog.text
+
+
+def test_a_table_of_labels_beside_folders_is_named(tmp_path, caplog):
+    (tree(tmp_path, "north", "south") / "labels.csv").write_text("path,label")
+    list_images(tmp_path)
+    assert "labels.csv is not read; if it has the labels" in caplog.text

@@ -13,7 +13,8 @@ from vit_jax.evaluation.predicted import PredictedExamples
 from vit_jax.report import intervals
 from vit_jax.report.differences import difference_table
 from vit_jax.report.frame import run_frame
-from vit_jax.report.requests import TableRequest, parse_requests
+from vit_jax.report.plots import plot_points
+from vit_jax.report.requests import PlotRequest, TableRequest, parse_requests
 from vit_jax.report.runs import read_runs
 from vit_jax.report.scores import VALUE, values_by_seed
 from vit_jax.report.tables import score_table
@@ -226,3 +227,35 @@ def test_a_mean_over_datasets_has_the_images_of_all_and_the_fewest_degrees_of_fr
     assert intervals.describe_means(means.iloc[:1]) == (
         "Means of n = 2 runs [95 % interval over 800 test images and seeds]"
     )
+
+
+def test_a_mean_over_folds_has_no_interval_over_the_images_of_one(tmp_path):
+    """Two folds of A with other images; top-5 has no file of predictions, so the split tells."""
+    put(tmp_path, "A", right(0.5), seed=0)
+    put(tmp_path, "A", right(0.6), seed=1, labels=LABELS[::-1])
+    put(tmp_path, "B", right(0.5))
+    means = means_of(tmp_path)
+    assert (means["A"]["images"], means["A"]["source"]) == (0, "seeds")
+    assert means["B"]["images"] == IMAGES
+    _, table = make_table(tmp_path)
+    assert intervals.APART in table.notes
+    top5 = "eval/val/accuracy_top5"
+    for fold in range(2):
+        splits = {"evaluation__splits": {"val": f"train[{10 * fold}%:{10 * fold + 10}%]"}}
+        figures = {"step": 1, top5: 0.5 + fold / 10, "eval/val/examples": 40}
+        write(tmp_path / f"fold{fold}", config=config("C", **splits), result=figures)
+    request = TableRequest(metric=top5)
+    table = score_table(request, run_frame(read_runs([tmp_path]).runs))
+    assert [cell.text for cell in table.rows[0]] == ["C", "55.00"]
+    assert intervals.APART in table.notes
+    assert any(note.endswith("seed: evaluation.splits.val.") for note in table.notes)
+    plot = PlotRequest(x="train_steps", y=top5)
+    assert intervals.APART in plot_points(plot, run_frame(read_runs([tmp_path]).runs))[1]
+
+
+@pytest.mark.parametrize(("margin", "fix"), [(1, "margin=0.01"), (0.5, "margin=0.005")])
+def test_a_margin_of_an_accuracy_in_percentage_points_is_refused(margin, fix):
+    words = f"--table: .*margin.*{100 * margin:g} percentage points; expected at most 0.1.*{fix}"
+    with pytest.raises(ConfigError, match=words):
+        parse_requests([f"metric={SCORE},against=A,margin={margin}"], TableRequest, "--table")
+    parse_requests([f"metric=eval/test/loss,against=A,margin={margin}"], TableRequest, "--table")

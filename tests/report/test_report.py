@@ -275,6 +275,24 @@ def put_candidate(folder, rate, score):
     write(folder / "jobs" / job["name"], job=job, config=config(rate=rate), result=figures)
 
 
+def test_better_candidates_in_several_folders_are_found(tmp_path):
+    """The selection a; a/b, another one, has a better candidate, which is not one of a's."""
+    names = ["search/a/x/lr=1", "search/a/y/lr=2", "search/a/b/lr=4"]
+    selection = {"metric": "eval/dev/accuracy_top1", "mode": "max", "chosen": names[0],
+                 "score": 0.5, "candidates": [[names[0], 0.5], [names[1], 0.25]]}  # fmt: skip
+    final = {"name": "final/a/seed0", "stage": "final", "selection": selection}
+    write(tmp_path / "jobs" / final["name"], job=final, config=config(), result=result(0.5, 400))
+    for name, score in zip(names, (0.5, 0.75, 0.9), strict=True):
+        figures = {"step": 1, "eval/dev/accuracy_top1": score}
+        job = {"name": name, "stage": "search"}
+        write(tmp_path / "jobs" / name, job=job, config=config(), result=figures)
+    jobs = [{"name": name} for name in names] + [{"name": "final/a/seed0", "needs": names[:2]}]
+    write(tmp_path, sweep={"jobs": jobs})
+    assert main(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "older than its candidates: y/lr=2 has 0.75" in text
+
+
 def test_a_selection_that_is_older_than_its_candidates_is_named(tmp_path, caplog):
     small_sweep(tmp_path, {})
     for rate, score in ((1, 0.5), (2, 0.25), (4, 0.75)):

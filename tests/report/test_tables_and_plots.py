@@ -198,7 +198,7 @@ def test_means_with_and_without_known_images_are_not_compared(tmp_path):
         for seed in (0, 1):
             figures = {top5: low + 0.01 * seed, **more}
             put(tmp_path, f"{model}-{seed}", figures, model=model, dataset="x", seed=seed)
-    request = TableRequest(metric=top5, against="A", margin=0.5)
+    request = TableRequest(metric=top5, against="A", margin=0.1)
     table = score_table(request, read(tmp_path))
     assert table.notes[0] == (
         "Percent. Means of n = 2 runs [95 % interval over 400 test images and seeds; images are"
@@ -634,3 +634,51 @@ def test_a_small_difference_has_a_digit(tmp_path):
     request = TableRequest(metric="eval/test/loss", against="A")
     table = difference_table(request, score_table(request, read(tmp_path)))
     assert cell(table, "B", "x").text == "4e-05 (uncertainty not known)"
+
+
+@pytest.mark.parametrize(
+    ("prints", "noted"),
+    [
+        (("1", "1"), None),
+        (("1", "2"), "training examples"),
+        ((None, None), "data.data_dir"),
+        (("1", None), "data.data_dir"),
+    ],
+)
+def test_runs_on_other_data_are_no_seeds_of_one_setting(tmp_path, prints, noted):
+    for seed, fingerprint in enumerate(prints):
+        name, place = f"run{seed}", f"/{seed}/photos"
+        figures = {SCORE: 0.5 + 0.1 * seed}
+        put(tmp_path, name, figures, seed=seed, data__source="folder", data__data_dir=place)
+        write(tmp_path / name, data={"fingerprint": fingerprint})
+    notes = make_table(tmp_path).notes
+    found = [note.partition("seed: ")[2] for note in notes if "more than the seed" in note]
+    assert found == ([f"{noted}."] if noted else [])
+    (request,) = default_tables(read(tmp_path))
+    assert request.rows == ("name" if noted else "model")
+
+
+def test_few_shot_runs_on_folders_of_one_name_are_no_seeds_of_one_setting(tmp_path):
+    metric = "fewshot/photos/5_shot/accuracy_top1"
+    for place in "ab":
+        photos = {"name": "photos", "source": "folder", "data_dir": f"/{place}/photos"}
+        settings = {"model": {"name": "A"}, "fewshot": {"datasets": {"photos": photos}}}
+        job = {"command": "fewshot", "labels": {"dataset": "photos"}}
+        write(tmp_path / place, job=job, config=settings, result={"step": 0, metric: 0.5})
+    notes = make_table(tmp_path, metric).notes
+    assert "differ in more than the seed: fewshot.datasets.photos.data_dir." in " ".join(notes)
+
+
+def test_runs_without_the_metric_of_their_cell_and_values_in_percent_are_named(tmp_path):
+    put_seeds(tmp_path, "A", (50.0, 51.0))
+    put(tmp_path, "none", {"eval/test/loss": 1.0}, labels={"model": "A", "dataset": "x"}, seed=2)
+    put(tmp_path, "other", {"eval/test/loss": 1.0}, labels={"model": "B", "dataset": "x"})
+    notes = make_table(tmp_path).notes
+    assert "Not in the means, because they did not measure it: none." in notes
+    assert "Not between 0 and 1, and shown times 100: the values of A-x-0, A-x-1." in notes
+
+
+def test_intervals_of_negative_losses_are_not_cut_at_zero(tmp_path):
+    put_seeds(tmp_path, "A", (-0.1, 0.2), metric="eval/test/loss")
+    (low,) = make_table(tmp_path, "eval/test/loss").means["low"]
+    assert low < 0

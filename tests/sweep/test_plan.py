@@ -120,6 +120,15 @@ def test_a_final_run_can_start_from_weights_of_its_own_seed():
         assert f"first/seed{seed}" in job.needs
 
 
+@pytest.mark.parametrize(("key", "is_noted"), [("data.name", True), ("seed", False)])
+def test_candidates_that_are_scored_on_different_data_are_named(key, is_noted, caplog):
+    values = {"data.name": ("digits", "cifar10"), "seed": (1, 2)}[key]
+    tried = [(TINY, {**DEV, **one}) for one in vary(key, values)]
+    plan(Selection("x", tried, "eval/dev/loss", seeds=[]))
+    words = "selection 'x' are scored on 'dev' of different data: cifar10 and digits"
+    assert (words in caplog.text) == is_noted
+
+
 def test_a_final_run_may_stop_early_on_the_split_of_the_selection():
     stopping = {"early_stopping.metric": "eval/dev/loss", "evaluation.interval_steps": 10}
     both = {**DEV, **stopping, "evaluation.final_splits": {"test": "test"}}

@@ -303,7 +303,11 @@ def test_a_teacher_that_is_not_there_is_reported_under_its_key(tmp_path):
 @pytest.mark.parametrize(
     ("section", "changes", "message"),
     [
-        ({"targets": "hard", "temperature": 2.0}, {}, "'task.temperature' is 2 with hard"),
+        (
+            {"targets": "hard", "temperature": 2.0},
+            {},
+            "'task.temperature' is 2.0, but targets=hard does not",
+        ),
         ({"alpha": 1.5}, {}, "'task.alpha' is 1.5"),
         # Augmentations that depend on the image size.
         (OWN_SIZE, augment(crop={"name": "pad"}), "data.augment.crop.name"),

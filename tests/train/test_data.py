@@ -86,9 +86,12 @@ def test_a_run_on_a_folder_of_images_resumes_after_the_folder_moved(photos, tmp_
     assert (result["step"], result["eval/test/examples"]) == (6, 10)
     assert json.loads((workdir / "classes.json").read_text()) == {"names": ["ant", "bee", "cat"]}
     assert not (workdir / "subset.json").exists()
+    of_data = (workdir / "data.json").read_text()
+    assert json.loads(of_data)["evaluated"].keys() == {"test"}
     (workdir / "result.json").unlink()
     moved = photos.rename(tmp_path / "moved")
     again = train(folder_config(moved), workdir, StopSignals())
+    assert (workdir / "data.json").read_text() == of_data  # Wherever the images are.
     assert again | {"wall_time_s": 0, "seconds": 0} == result | {"wall_time_s": 0, "seconds": 0}
 
 

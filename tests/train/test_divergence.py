@@ -10,7 +10,9 @@ from vit_jax.train.signals import StopSignals
 
 
 @pytest.mark.slow
-def test_a_diverged_run_names_the_step_and_its_last_checkpoint(digits_dir, tmp_path, monkeypatch):
+def test_a_diverged_run_names_the_step_and_its_last_checkpoint(
+    digits_dir, tmp_path, monkeypatch, caplog
+):
     """Step 8 of a run that saves every five steps."""
     prepare = Classification.prepare
 
@@ -22,5 +24,6 @@ def test_a_diverged_run_names_the_step_and_its_last_checkpoint(digits_dir, tmp_p
     monkeypatch.setattr(Classification, "prepare", poisoned)
     with pytest.raises(DivergenceError) as caught:
         train(digits_config(digits_dir, "evaluation.splits={}"), tmp_path, StopSignals())
+    assert "evaluation.interval_* has no effect" in caplog.text
     assert caught.value.got == "train/loss is nan at step 8"
     assert caught.value.fix.endswith("the last good checkpoint is step 5")

@@ -78,7 +78,14 @@ class SubsetConfig(Section):
     """Hash of the manifest (subset.json in the run folder). Set by the run, not by users."""
 
     def check(self) -> None:
-        check_at_most_one(self, "preset", "fraction", "examples")
+        keys = ("preset", "fraction", "examples")
+        if not check_at_most_one(self, *keys) and self.seed:
+            raise ConfigError(
+                f"is {self.seed}, but no subset is chosen, so nothing reads it",
+                f"one of {', '.join(keys)}",
+                "set one of them, or leave it out",
+                key="seed",
+            )
 
     @property
     def rule(self) -> tuple[str, float] | None:

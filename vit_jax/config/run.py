@@ -24,7 +24,7 @@ from vit_jax.config.task import TASKS, TaskConfig, task_class
 from vit_jax.errors import KEY, ConfigError
 from vit_jax.losses import LabelLoss, loss_class
 from vit_jax.models.options import AUTO, ModelConfig
-from vit_jax.schema import ChosenBy, Section, option, section
+from vit_jax.schema import ChosenBy, Section, differences, option, section
 
 # Largest number of classes whose accuracies are measured by default.
 _MOST_CLASSES = 100
@@ -179,6 +179,7 @@ class Config(Section):
         check_flexible(self)
         self._check_init()
         self._check_early_stopping()
+        self._check_fewshot()
         steps = self.accumulation_steps
         if steps != AUTO and (steps < 1 or self.data.global_batch_size % steps):
             raise ConfigError(
@@ -186,6 +187,17 @@ class Config(Section):
                 f"a divisor of data.global_batch_size = {self.data.global_batch_size}",
                 "change one of the two",
                 key="accumulation_steps",
+            )
+
+    def _check_fewshot(self) -> None:
+        given = [key for key, _, _ in differences(self.fewshot, FewshotConfig())]
+        if given and not self.fewshot.datasets:
+            raise ConfigError(
+                f"is {getattr(self.fewshot, given[0])!r}, but fewshot.datasets is empty, so nothing"
+                " reads it",
+                "datasets",
+                "set fewshot.datasets, or leave the section out",
+                key=f"fewshot.{given[0]}",
             )
 
     def _check_early_stopping(self) -> None:

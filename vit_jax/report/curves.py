@@ -9,7 +9,7 @@ import pandas as pd
 
 from vit_jax.errors import first_few
 from vit_jax.report.chart import Drawing, Panel, Trace, dotted, thin
-from vit_jax.report.frame import differing_settings, in_natural_order, place
+from vit_jax.report.frame import differing_data, differing_settings, in_natural_order, place
 from vit_jax.report.labels import lower_first, natural_key, title_of
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.run import Run
@@ -98,7 +98,8 @@ def _notes(rows: Sequence[_Row]) -> list[str]:
     runs = [run for line in lines for run in line.runs]
     note = f"A line for each of {len(runs)} runs." if len(runs) > 1 else "One run."
     if len(runs) > len(lines):
-        others = sorted({key for line in lines for key in differing_settings(line.runs)})
+        keys = [differing_settings(one.runs) + differing_data(one.runs) for one in lines]
+        others = sorted({key for of_line in keys for key in of_line})
         what = f"in {first_few(others, 5)}" if others else "only by their seed"
         note = f"Lines: means of the runs that differ {what}."
         if any(line.curves("train/loss").isna().any(axis=None) for line in lines):

@@ -6,6 +6,7 @@ from vit_jax.errors import first_few
 from vit_jax.report.curves import main_score
 from vit_jax.report.frame import (
     differing,
+    differing_data,
     differing_settings,
     differing_starts,
     text_column,
@@ -51,7 +52,8 @@ def row_column(frame: pd.DataFrame) -> str:
     if places[frame["seed"].notna()].duplicated().any():
         return "name"
     cells = places.groupby(["row", "dataset"], dropna=False)
-    return "name" if any(differing_starts(of.index) for _, of in cells) else rows
+    others = (differing_starts(of.index) or differing_data(of.index) for _, of in cells)
+    return "name" if any(others) else rows
 
 
 def default_tables(frame: pd.DataFrame) -> list[TableRequest]:

@@ -109,6 +109,20 @@ def differing_starts(runs: Iterable[Run]) -> list[str]:
     return differing([run.start for run in runs if run.config])
 
 
+def differing_data(runs: Iterable[Run]) -> list[str]:
+    """Returns in which data runs differ, or may differ, beside the settings of their data.
+
+    If a fingerprint of training examples is not known, other folders count as other examples.
+    """
+    configured = [run for run in runs if run.config]
+    found = differing([run.places for run in configured])
+    prints = {run.fingerprint for run in configured}
+    is_set = any(key.startswith("data.") for key in differing_settings(configured))
+    if is_set or None not in prints:
+        found = [key for key in found if key != "data.data_dir"]
+    return found + ["training examples"] * (len(prints - {None}) > 1 and not is_set)
+
+
 def differing_settings(runs: Iterable[Run]) -> list[str]:
     """Returns the config keys in which runs differ, except the seed and bookkeeping."""
     return differing([run.settings for run in runs if run.config])

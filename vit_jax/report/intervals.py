@@ -3,7 +3,8 @@
 Every interval comes from draws of the mean score of a cell of a table (or point of a plot):
 
 - Test images are drawn with replacement, the same draws for all runs that were evaluated on the
-  same images, so that differences between models are paired. A run without
+  same images, so that differences between models are paired. They are not drawn for a mean over
+  runs that are known to have been evaluated on different images, such as folds. A run without
   `report/correct-SPLIT.json` gets draws of its own, from its numbers of right and of all images.
   Accuracies of classes, and their mean, have these numbers from `report/confusion-SPLIT.csv`; runs
   with equal images are paired by the order of the draws.
@@ -46,6 +47,10 @@ from vit_jax.report.scores import METRIC, POOL, VALUE, values_by_seed
 
 log = logging.getLogger(__name__)
 
+APART = (
+    "Means over runs that were tested on different images, such as folds, have no interval over"
+    " test images."
+)
 # Columns of `draw_means`.
 _DRAWN = ["draws", "images", "paired", "freedom", "pooled", "source"]
 # A figure of result.json is a ratio of counts, and may have been rounded to float32.
@@ -86,7 +91,8 @@ def with_intervals(
     ]
     low, high = np.array(ends).reshape(-1, 2).T
     bounds = kind_of(metric).bounds
-    if means["mean"].between(*bounds).all():  # Not a metric of another unit with such a name.
+    values = pd.concat([means["mean"], observed[VALUE].astype(float)])
+    if values.between(*bounds).all():  # Not a metric of another unit with such a name.
         low, high = np.clip((low, high), *bounds)  # Student's t does not know them.
     # The last digits differ between versions of SciPy and NumPy.
     low, high = np.round((low, high), _DIGITS)
@@ -158,11 +164,11 @@ def are_comparable(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
     return all(sources) and len({"images" in source for source in sources}) == 1
 
 
-def image_sets(observed: pd.DataFrame) -> list[str]:
-    """Returns the name of the set of test images behind each observation; "": it is not known."""
-    rows = zip(observed.index, observed[METRIC], observed[VALUE], strict=True)
-    found = [_tested(run, metric, value) for run, metric, value in rows]
-    return [one.examples.test_set if one and one.examples else "" for one in found]
+def tested_apart(observed: pd.DataFrame, keys: list[str]) -> list[Any]:
+    """Returns the values of `keys` with runs that are known to have different test images."""
+    return [
+        at for at, cell in _groups(observed, keys).items() if _are_apart(cell, _all_tested(cell))
+    ]
 
 
 def all_comparable(means: pd.DataFrame) -> pd.Series:
@@ -282,12 +288,10 @@ class _Tested:
 
 def _draw_images(cell: pd.DataFrame, name: str) -> tuple[np.ndarray, int, str]:
     """Returns deviations of a cell's mean f64[DRAWS], its number of images and their name."""
-    found = [
-        _tested(run, metric, value)
-        for run, metric, value in zip(cell.index, cell[METRIC], cell[VALUE], strict=True)
-    ]
+    found = _all_tested(cell)
     tested = [one for one in found if one is not None]
-    if len(tested) < len(found) or len({one.totals.tobytes() for one in tested}) > 1:
+    other = len({one.totals.tobytes() for one in tested}) > 1 or _are_apart(cell, found)
+    if len(tested) < len(found) or other:
         return np.zeros(DRAWS), 0, ""
     totals, right = tested[0].totals, np.mean([one.right for one in tested], axis=0)
     if len(totals) > 1 and not _enough_images(totals):
@@ -303,6 +307,19 @@ def _draw_images(cell: pd.DataFrame, name: str) -> tuple[np.ndarray, int, str]:
         return resample_means(values, test_set) - values.mean(), len(values), test_set
     draws = _in_order_of_images(quantiles, values, index, totals, test_set, name)
     return draws, len(values), test_set
+
+
+def _all_tested(cell: pd.DataFrame) -> list[_Tested | None]:
+    rows = zip(cell.index, cell[METRIC], cell[VALUE], strict=True)
+    return [_tested(run, metric, value) for run, metric, value in rows]
+
+
+def _are_apart(cell: pd.DataFrame, tested: Sequence[_Tested | None]) -> bool:
+    """Whether some runs of a cell are known to have been evaluated on different images."""
+    known = [run.test_data(metric) for run, metric in zip(cell.index, cell[METRIC], strict=True)]
+    sets = [(one.examples.test_set,) if one and one.examples else (None,) for one in tested]
+    facts = zip(*((*a, *b) for a, b in zip(known, sets, strict=True)), strict=True)
+    return any(len({*values} - {None}) > 1 for values in facts)
 
 
 def _enough_images(totals: np.ndarray) -> bool:
@@ -360,7 +377,9 @@ def _of_all_images(run: Run, metric: str, value: float) -> _Tested | None:
         right, total = found.correct.sum(), found.counted.sum()
         return _Tested(np.array([float(right)]), np.array([total]), found)
     share = min(max(value, 0.0), 1.0)
-    return _Tested(np.array([share * examples]), np.array([examples])) if examples else None
+    if examples <= 0:
+        return None
+    return _Tested(np.array([share * examples]), np.array([examples]))
 
 
 def _of_classes(run: Run, metric: str, value: float) -> _Tested | None:

@@ -88,16 +88,20 @@ def selections_table(found: Runs, frame: pd.DataFrame, scores: Iterable[Table]) 
     groups = [group for _, group in frame.groupby(selections, sort=False)]
     selected = [group for group in groups if group.index[0].job.get("selection")]
     # Another sweep in the same report may have a selection of the same name.
-    rows = [_selection(g, reported, _same_sweep(found, g.index[0])) for g in selected]
+    rows = [
+        _selection(g, reported, _same_sweep(found, g.index[0]), _needs(found, g.index[0]))
+        for g in selected
+    ]
     return table_of("Selected settings", pd.DataFrame(rows))
 
 
 def _selection(
-    runs: pd.DataFrame, reported: Set[str | None], found: Iterable[Run]
+    runs: pd.DataFrame, reported: Set[str | None], found: Iterable[Run], needs: Set[str]
 ) -> dict[str, str]:
     """Returns the row of a selection, given its final runs and the splits that are `reported`.
 
-    If one of the runs `found` is a better candidate now, the row says so.
+    If one of the runs `found` is a better candidate now, the row says so. `needs` are the jobs that
+    the final runs wait for, its candidates among them; none: not known.
     """
     selection, labels = runs.index[0].job["selection"], runs.index[0].labels
     metric = str(selection.get("metric", ""))
@@ -108,7 +112,7 @@ def _selection(
     folder = os.path.commonpath(folders) if folders and all(folders) else ""
     start = len(folder) + 1 if folder else 0
     chosen = str(selection.get("chosen", ""))
-    better = _better_candidate(selection, f"{folder}/", found)
+    better = _better_candidate(selection, f"{folder}/", found, needs)
     if better:
         log.warning(
             "the selection of %s is older than its candidates: %s; run the sweep again",
@@ -133,11 +137,26 @@ def _selection(
 
 def _same_sweep(found: Runs, run: Run) -> list[Run]:
     """Returns the runs of a run's sweep, without those of jobs that were removed from it."""
-    jobs = str(run.path).removesuffix(str(run.job.get("name", "")))
-    sweeps = {f"{folder}/jobs/": sweep for folder, sweep in found.sweeps.items()}
-    names = {*_job_names(sweeps.get(jobs, {}))}
+    jobs, names = _jobs_folder(run), {*_job_names(_sweep_of(found, run))}
     same = [one for one in found.runs if str(one.path) == f"{jobs}{one.job.get('name', '')}"]
     return [one for one in same if not names or one.job.get("name") in names]
+
+
+def _needs(found: Runs, run: Run) -> set[str]:
+    """Returns the jobs that a run of a sweep waits for; none: not known."""
+    jobs = [job for job in _sweep_of(found, run).get("jobs") or () if isinstance(job, dict)]
+    needs = [job.get("needs") or () for job in jobs if job.get("name") == run.job.get("name")]
+    return {str(name) for of_job in needs for name in of_job}
+
+
+def _sweep_of(found: Runs, run: Run) -> Mapping[str, Any]:
+    """Returns the sweep.json of a run; {} if there is none."""
+    sweeps = {f"{folder}/jobs/": sweep for folder, sweep in found.sweeps.items()}
+    return sweeps.get(_jobs_folder(run), {})
+
+
+def _jobs_folder(run: Run) -> str:
+    return str(run.path).removesuffix(str(run.job.get("name", "")))
 
 
 def _job_names(sweep: Mapping[str, Any]) -> list[str]:
@@ -147,17 +166,20 @@ def _job_names(sweep: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _better_candidate(selection: Mapping[str, Any], folder: str, found: Iterable[Run]) -> str:
-    """Returns the best candidate below `folder` and its score; "": it is the selected one."""
+def _better_candidate(
+    selection: Mapping[str, Any], folder: str, found: Iterable[Run], needs: Set[str]
+) -> str:
+    """Returns the best candidate and its score; "": it is the selected one.
+
+    Candidates are among the jobs `needs`; if these are not known, directly below `folder`.
+    """
     metric = str(selection.get("metric", ""))
     scores = {
         str(run.job["name"]): run.figures[metric]
         for run in found
         if run.finished
         and run.stage == "search"
-        and str(run.job.get("name", "")).startswith(folder)
-        # Not of the selection a/b, if this is a.
-        and "/" not in str(run.job["name"])[len(folder) :]
+        and (run.job.get("name") in needs or (not needs and _is_in(folder, run)))
         and metric in run.figures
     }
     if not scores or selection.get("mode") not in ("max", "min"):
@@ -167,6 +189,12 @@ def _better_candidate(selection: Mapping[str, Any], folder: str, found: Iterable
     if best == chosen or scores[best] == scores.get(chosen):
         return ""
     return f"{best.removeprefix(folder)} has {format_value(scores[best])}"
+
+
+def _is_in(folder: str, run: Run) -> bool:
+    """Whether a job is directly below a folder, not of the selection a/b if that is a."""
+    name = str(run.job.get("name", ""))
+    return name.startswith(folder) and "/" not in name[len(folder) :]
 
 
 def confusion_tables(runs: Sequence[Run]) -> list[Table]:

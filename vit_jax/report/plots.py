@@ -10,7 +10,13 @@ from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report import vtab
 from vit_jax.report.chart import Drawing, Panel, Trace
 from vit_jax.report.frame import column, in_natural_order
-from vit_jax.report.intervals import describe_means, describe_seeds, with_intervals
+from vit_jax.report.intervals import (
+    APART,
+    describe_means,
+    describe_seeds,
+    tested_apart,
+    with_intervals,
+)
 from vit_jax.report.labels import (
     flops_unit,
     format_value,
@@ -114,6 +120,8 @@ def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]
     differing = [name for name in differing_within(observed, _KEYS) if name != request.x]
     if differing:
         notes.append(f"Runs of one point differ in more than the seed: {', '.join(differing)}.")
+    if kind_of(request.y).images and tested_apart(observed, _KEYS):
+        notes.append(APART)
     pairs = {(run.train_exaflops, run.examples_seen) for run in observed.index}
     costs = [flops * 1e12 / seen for flops, seen in pairs if flops and seen]
     if costs and max(costs) > 2 * min(costs):

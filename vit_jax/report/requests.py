@@ -10,6 +10,8 @@ from vit_jax.report.labels import lower_first, title_of
 from vit_jax.schema import Section, option
 
 R = TypeVar("R", bound=Section)
+# A margin above this was meant in percentage points.
+_LARGEST_MARGIN = 0.1
 
 
 class _Request(Section):
@@ -36,10 +38,21 @@ class TableRequest(_Request):
     """Whether smaller values of the metric are better. None: as the table of metrics says
     (`evaluation/metric_kinds.py`); of a metric of your own, larger values are."""
     margin: float | None = option(None, above=0)
-    """Differences that do not matter, in the unit of the metric (0.005 is half a point of
-    accuracy): the table of differences says which are shown to be smaller."""
+    """Differences that do not matter, in the unit of the metric: the table of differences says
+    which are shown to be smaller. Accuracies are fractions: 0.005 is half a percentage point, and
+    more than 0.1 is refused."""
     pool: str = option("dataset")
     """Column; the deviation over seeds is pooled over all cells with the same value."""
+
+    def check(self) -> None:
+        margin = self.margin or 0
+        if kind_of(self.metric).is_fraction and margin > _LARGEST_MARGIN:
+            raise ConfigError(
+                f"is {margin:g}, which is {100 * margin:g} percentage points",
+                f"at most {_LARGEST_MARGIN}: {self.metric} is a fraction",
+                f"for {margin:g} percentage points, give margin={margin / 100:g}",
+                key="margin",
+            )
 
     @property
     def heading(self) -> str:

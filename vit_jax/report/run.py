@@ -15,10 +15,11 @@ import pandas as pd
 from vit_jax.config.fewshot import UNTRAINED
 from vit_jax.errors import FileError
 from vit_jax.models.options import SIZES, sized_name
-from vit_jax.report.labels import family, is_number
+from vit_jax.report.labels import FROZEN_FEATURES, family, is_number
 from vit_jax.report.run_files import (
     ClassesFile,
     ConfigFile,
+    DataFile,
     EnvironmentFile,
     JobFile,
     read_optional,
@@ -76,6 +77,7 @@ class Run:
         self.job = self._read("job.json", JobFile)
         attempt = self._read(".sweep/attempt.json")
         self.attempt = Attempt.from_mapping(attempt) if attempt else None
+        self._data = self._read("data.json", DataFile)
         self.classes: list[str] = self._read("classes.json", ClassesFile).get("names") or []
         self.name = str(self.job.get("name") or name)
         self.labels: dict[str, Any] = self.job.get("labels") or {}
@@ -132,6 +134,31 @@ class Run:
         """The weights that it started from or measured, without the seed in their paths."""
         paths = {key: self.config.get(key) for key in _INIT_KEYS}
         return {k: re.sub(r"seed\D?\d+", "seed", v) for k, v in paths.items() if isinstance(v, str)}
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What identifies its training examples; None: not known."""
+        return self._data.get("fingerprint")
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Config key -> folder or file of images. That of a TFDS dataset does not say which."""
+        keys = [key for key in self.config if key.endswith(".data_dir")]
+        sources = {key: self.config.get(f"{key.removesuffix('data_dir')}source") for key in keys}
+        return {key: self.config[key] for key in keys if sources[key] not in (None, "tfds")}
+
+    def test_data(self, metric: str) -> tuple[Any, Any, float | None, str | None]:
+        """What is known of the images behind a metric: dataset, split, number, fingerprint."""
+        kind, name, *_ = (*metric.split("/"), "")
+        count = self.figures.get(f"{kind}/{name}/examples")
+        if kind in FROZEN_FEATURES:
+            of = f"fewshot.datasets.{name}"
+            return self.config.get(f"{of}.name"), self.config.get(f"{of}.test_split"), count, None
+        if kind != "eval":
+            return None, None, None, None
+        splits = [f"evaluation.{key}.{name}" for key in ("splits", "final_splits")]
+        split = next(filter(None, map(self.config.get, splits)), None)
+        return self.dataset, split, count, (self._data.get("evaluated") or {}).get(name)
 
     @property
     def init_from(self) -> str | None:

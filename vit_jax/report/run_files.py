@@ -50,6 +50,13 @@ class ClassesFile(_File):
     names: list[str] | None = None
 
 
+class DataFile(_File):
+    """data.json."""
+
+    fingerprint: str | None = None
+    evaluated: dict[str, str] = {}
+
+
 class SweepFile(_File):
     """sweep.json."""
 

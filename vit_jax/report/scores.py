@@ -14,7 +14,13 @@ import pandas as pd
 
 from vit_jax.errors import ConfigError, first_few, nearest
 from vit_jax.evaluation.metric_kinds import class_of, kind_of
-from vit_jax.report.frame import differing, differing_settings, differing_starts, place
+from vit_jax.report.frame import (
+    differing,
+    differing_data,
+    differing_settings,
+    differing_starts,
+    place,
+)
 from vit_jax.report.labels import FROZEN_FEATURES, is_number, natural_key
 from vit_jax.report.run import COLUMNS, Run
 
@@ -171,7 +177,7 @@ def differing_within(observed: pd.DataFrame, keys: list[str]) -> list[str]:
     found: set[str] = set()
     for _, group in observed.groupby(keys):
         found |= {*differing([run.labels for run in group.index]), *differing_settings(group.index)}
-        found |= {*differing_starts(group.index)}
+        found |= {*differing_starts(group.index), *differing_data(group.index)}
     return sorted(found - {"seed"})
 
 

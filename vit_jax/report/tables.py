@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import pandas as pd
@@ -12,11 +12,12 @@ from vit_jax.evaluation.metric_kinds import kind_of
 from vit_jax.report import labels, vtab
 from vit_jax.report.frame import text_column
 from vit_jax.report.intervals import (
+    APART,
     all_comparable,
     describe_means,
     describe_seeds,
-    image_sets,
     is_alike,
+    tested_apart,
     with_intervals,
 )
 from vit_jax.report.labels import (
@@ -30,6 +31,7 @@ from vit_jax.report.requests import TableRequest
 from vit_jax.report.run import Run
 from vit_jax.report.scores import (
     METRIC,
+    VALUE,
     differing_within,
     find_chances,
     left_out,
@@ -129,7 +131,7 @@ def score_table(request: TableRequest, frame: pd.DataFrame) -> Table:
         shown + _chance_row(metric, observed, columns),
         _notes(request, means, observed, pending=bool(pending))
         + left_out("table", unplaced, [request.rows, request.columns])
-        + _lost(request, frame),
+        + _lost(request, frame, {*scores}),
         metric,
         means.loc[[(name, row) for row in rows for name in columns if (name, row) in scores]],
     )
@@ -190,12 +192,25 @@ def _pending(request: TableRequest, frame: pd.DataFrame) -> dict[tuple[str, str]
     return states
 
 
-def _lost(request: TableRequest, frame: pd.DataFrame) -> list[str]:
-    """Returns a sentence that names finished runs whose value is infinite or NaN."""
-    wanted = _where(request, frame)
-    matches = metric_regex(request.metric).fullmatch
-    lost = [run.name for run in wanted.index if run.finished and any(map(matches, run.not_finite))]
-    return [f"Not in the means, because it is not finite: {first_few(lost, 5)}."] if lost else []
+def _lost(request: TableRequest, frame: pd.DataFrame, cells: Set[Any]) -> list[str]:
+    """Returns sentences that name finished runs whose value is not finite, or is missing.
+
+    It is missing if other runs of their cell have one; `cells` are (column, row).
+    """
+    wanted, matches = _where(request, frame), metric_regex(request.metric).fullmatch
+    frozen = request.metric.partition("/")[0] in FROZEN_FEATURES
+    axes = [text_column(wanted, name) for name in (request.columns, request.rows)]
+    lost, absent = [], []
+    for run, row, *cell in zip(wanted.index, wanted.to_dict("records"), *axes, strict=True):
+        if run.finished and any(map(matches, run.not_finite)):
+            lost.append(run.name)
+            continue
+        has_it = row.get(request.metric) is not None or any(map(matches, run.figures))
+        if run.finished and (*cell,) in cells and not has_it and _measures(run, frozen=frozen):
+            absent.append(run.name)
+    reasons = {"it is not finite": lost, "they did not measure it": absent}
+    found = {why: first_few(names, 5) for why, names in reasons.items() if names}
+    return [f"Not in the means, because {why}: {names}." for why, names in found.items()]
 
 
 def _where(request: TableRequest, frame: pd.DataFrame) -> pd.DataFrame:
@@ -245,11 +260,16 @@ def _notes(
         *describe_seeds(means, request.pool),
         f"Bold: the {extreme} mean of its column{alike}.",
     ]
-    tested = pd.DataFrame({"column": observed["@columns"], "images": image_sets(observed)})
-    several = tested[tested["images"] != ""].groupby("column")["images"].nunique() > 1
-    if several.any():
-        names = first_few([*several.index[several]], 5)
+    if apart := tested_apart(observed, ["@columns"]):
+        names = first_few([name for (name,) in apart], 5)
         notes.append(f"Not all runs of a column were tested on the same images: {names}.")
+    if kind_of(request.metric).images and tested_apart(observed, _KEYS):
+        notes.append(APART)
+    low, high = kind_of(request.metric).bounds
+    values = observed[VALUE].astype(float)
+    if unit and not values.between(low, high).all():
+        names = first_few([run.name for run in observed.index[~values.between(low, high)]], 5)
+        notes.append(f"Not between 0 and 1, and shown times 100: the values of {names}.")
     if means["within"].notna().any():
         notes.append("After ±: standard deviation over the draws of examples inside one run.")
     differing = differing_within(observed, _KEYS)

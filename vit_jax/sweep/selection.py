@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -10,10 +11,13 @@ from vit_jax.config.durations import is_same_duration
 from vit_jax.config.evaluation import METRICS
 from vit_jax.config.run import Config
 from vit_jax.config.split_overlap import may_overlap, overlap
+from vit_jax.data.benchmarks import find_benchmark
 from vit_jax.errors import SweepError, nearest
 from vit_jax.evaluation.metric_kinds import MetricKind, kind_of
 from vit_jax.run.metrics import split_of
 from vit_jax.sweep.jobs import Job, Overrides, as_job, check_choice, check_name, derive_names
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +162,11 @@ def check_selection(
                 "scores on the same images",
                 f"evaluate the same {name!r} in all of them",
             )
+        if find_benchmark(*measured) is None and len(data := set(map(_data_of, candidates))) > 1:
+            log.warning(
+                "the candidates of selection %r are scored on %r of different data: %s",
+                *(selection.name, name, " and ".join(sorted(data))),
+            )
     if selection.choose_on_test or not finals:
         return
     if name is None:
@@ -169,6 +178,11 @@ def check_selection(
     for selected_on in {config.evaluation.all_splits[name] for config in candidates}:
         for config in finals:
             _check_final_run(selection, name, selected_on, config)
+
+
+def _data_of(config: Config) -> str:
+    data = config.data
+    return data.name if data.source == "tfds" else data.data_dir or data.name
 
 
 def _check_candidate(selection: Selection, name: str, config: Config) -> None:

@@ -5,6 +5,7 @@ Most mistakes in a config are found here, before anything is written.
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.kernel_check import check_kernel
 from vit_jax.train.program import Program, build_program
 
+log = logging.getLogger(__name__)
+
 
 class Evaluators:
     """The datasets that a run is evaluated on; tables are written to the folder `report`.
@@ -52,6 +55,8 @@ class Evaluators:
         self.final_splits = open_splits(config, program, evaluation.final_splits, **options)
         open_evaluator = program.task.open_evaluator
         self.of_task = open_evaluator(program.mesh, batch_size) if open_evaluator else None
+        if evaluation.has_interval and not (evaluation.splits or self.of_task):
+            log.warning("evaluation.interval_* has no effect, because evaluation.splits is empty")
         self.features = FrozenEvaluator(
             config.fewshot,
             data,

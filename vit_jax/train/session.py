@@ -100,6 +100,10 @@ def open_session(
         account.total_steps = program.total_steps
         account.resume(start.step, start.seconds)
         folder.write_json("classes.json", {"names": training.source.class_names})
+        evaluators = inputs.evaluators
+        evaluated = evaluators.splits.fingerprints | evaluators.final_splits.fingerprints
+        of_data = {"fingerprint": training.source.fingerprint, "evaluated": evaluated}
+        folder.write_json("data.json", of_data)
         if start.report is not None:
             folder.write_json("init.json", without_private(start.report.to_mapping()))
             if folder.is_writer and verbose:

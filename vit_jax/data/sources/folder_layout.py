@@ -9,11 +9,13 @@
   differ in their subfolders, but share what these hold, are domains or sites too. Other subfolders
   of most folders are named in a line of the log, since they may be the classes.
 - Nor are they classes if their names differ only by a number and say part, fold, images and so on,
-  or only by train and test, or if they are images beside masks. Years are classes, with a warning.
+  or only by train and test, or if they are images beside masks. Years are classes, with a warning,
+  and so are a few folders whose files have the same names, such as copies.
 - A split whose images are in none of the folders of the training classes has no labels. It is left
   out. If most of its folders are no training classes, it is an error.
 """
 
+import itertools
 import logging
 import re
 import unicodedata
@@ -35,12 +37,24 @@ _PART = re.compile(
     r"(?<![a-z])(?:(?:sub|data)?sets?|parts?|folds?|batch(?:es)?|chunks?|shards?|images?|imgs?"
     r"|folders?|sessions?|splits?|data)[ _.-]*#|#[ _.-]*(?:parts?|folds?|images?|imgs?)(?![a-z])"
 )
+# Where images come from rather than what they show, beside the number by which names differ.
+_ORIGIN = re.compile(
+    r"(?:patient|subject|participant|person|case|slide|scan|study|hospital|site|cent(?:er|re)"
+    r"|camera|cam|device|user)s?[ _.-]*#"
+)
+_TABLE = re.compile(r"(?i).*(?:label|annotation|metadata|target).*\.(?:csv|tsv|jsonl|xlsx|parquet)")
 _YEAR = re.compile(r"(?:19|20)\d\d(?:[ _.-]?\d\d){0,2}")
 # Folders of what belongs to images that are in a folder beside them.
-_IMAGES = re.compile(r"(?:jpe?g|png|rgb|raw|input|original)?(?:images?|imgs?|photos?|pictures?)")
-_TARGETS = re.compile("(masks?|labels?|annotations?|trimaps?|gts?|groundtruths?|segment.*|thumb.*)")
+_IMAGES = re.compile(
+    r"(?:jpe?g|png|rgb|raw|input|original)?(?:images?|imgs?|photos?|pictures?)|leftimgbit"
+)
+_TARGETS = re.compile(
+    "(masks?|labels?|annotations?|trimaps?|gts?|gtfine|gtcoarse|groundtruths?|segment.*|thumb.*)"
+)
 # End of the name of an image that belongs to another one, such as cat_mask_1 to cat.
-_OF_ANOTHER = re.compile(rf"(?i)[ _.-]+{_TARGETS.pattern}([ _.-]*\d+)?$")
+_OF_ANOTHER = re.compile(rf"(?i)[ _.-]+{_TARGETS.pattern}([ _.-]*\d+|_[a-z]+ids|_color)?$")
+# Folders are compared by the names of their files if there are at most this many.
+_FEW_FOLDERS = 5
 _SPLITS = "the folders train and, e.g., val and test, each with one subfolder or tar file a class"
 _MOVE = (
     "rename or move them, set data_dir to the folder with the splits or to one of these folders, or"
@@ -126,13 +140,18 @@ def check_names(root: Path, places: Iterable[tuple[str, str]]) -> None:
 
 
 def warn_of_lists(root: Path, files: Sequence[str]) -> None:
-    """Warns of files beside the class folders whose names say that they list held-out images."""
+    """Warns of files beside the class folders that may list held-out images, or have the labels."""
     lists = [name for name in files if splits_within(name) - {"train"} and not is_image(name)]
     if lists:
         log.warning(
             "%s: all images are in the split train; %s may list images that are held out: to use"
             " them, write a CSV file of path,label,split",
             root, first_few(lists, _MAX_NAMED),
+        )  # fmt: skip
+    if tables := [name for name in files if _TABLE.fullmatch(name) and name not in lists]:
+        log.warning(
+            "%s: %s is not read; if it has the labels, set data.source=csv and data.data_dir to a"
+            " CSV file of path,label", root, tables[0],
         )  # fmt: skip
 
 
@@ -146,7 +165,9 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
     stems = [image.name.rpartition(".")[0] for entries in inside.values() for image in entries]
     ends = {stem: end for stem in stems if (end := _OF_ANOTHER.search(stem))}
     above = {stem: image for stem in stems if (image := _image_above(stem))}
-    known = set(stems) if ends or above else set()
+    # Cityscapes has a_leftImg8bit.png and a_gtFine_labelIds.png.
+    known = {s.removesuffix("_leftImg8bit") for s in stems} if ends or above else set()
+    known |= set(stems) if known else set()
     masks = [stem for stem, end in ends.items() if stem[: end.start()] in known]
     if masks := masks + [stem for stem, image in above.items() if image in known]:
         log.warning(
@@ -167,7 +188,28 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
         return
     for split in dict.fromkeys(entries[0].split for entries in inside.values()):
         _check_split(root, {p: e for p, e in inside.items() if e[0].split == split})
-    _check_flat(root, [place for place, of in inside.items() if of[0].split == "train"])
+    training = {place: of for place, of in inside.items() if of[0].split == "train"}
+    _check_flat(root, list(training))
+    _warn_of_same_files(root, training)
+
+
+def _warn_of_same_files(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None:
+    """Warns of a folder whose files are named like those of another one, unless by a number."""
+    if len(inside) > _FEW_FOLDERS:
+        return
+    names = {
+        place: {image.name[len(place) + 1 :].rpartition(".")[0] for image in images}
+        for place, images in inside.items()
+    }
+    for one, other in itertools.permutations(names, 2):
+        patterns = {re.sub(r"\d+", "#", name) for name in names[one]}
+        is_telling = len(patterns) > 1 or patterns.pop().count("#") > 1
+        if len(names[one]) > 1 and names[one] <= names[other] and is_telling:
+            log.warning(
+                "%s: read as classes: %s and %s, although the files of the first are named like"
+                " files of the second: are these masks or copies?", root, _stem(one), _stem(other),
+            )  # fmt: skip
+            return
 
 
 def _check_flat(root: Path, places: Sequence[str]) -> None:
@@ -188,6 +230,9 @@ def _check_flat(root: Path, places: Sequence[str]) -> None:
         raise _layout_error(f"{root} has {images[0]} beside {masks[0]}, which", "images and masks")
     if len(names) > 1 and all(map(_YEAR.fullmatch, names)):
         log.warning("%s: read as classes: %s; are these years?", root, _alike(names))
+    if len(names) > 1 and len(parts) == 1 and _ORIGIN.fullmatch(next(iter(parts))):
+        words = "%s: read as classes: %s; are these where the images come from?"
+        log.warning(words, root, _alike(names))
 
 
 def _check_split(root: Path, inside: Mapping[str, Sequence[ImageEntry]]) -> None:

@@ -78,7 +78,15 @@ _MOST_FRACTIONS = 10
 # A shard of any kind. Short numbers, such as 0 to 9, may be classes.
 _SHARD = re.compile(r".*(\d{3,}|\D\d+)")
 # Labels that stand for none, beside MISSING.
-_UNLABELLED = ("?", "-", "-1", "-1.0", "unknown", "unlabeled", "unlabelled", "missing")
+_UNLABELLED = re.compile(
+    r"\?|-|-1(\.0)?|missing|un(known|labell?ed|annotated|classified|sorted|sup(ervised)?)"
+    r"([ _-]*(data|images?|imgs?|photos?|examples?|samples?|set))?"
+)
+# What is added to the name of a copy, by file managers or people.
+_COPY = re.compile(
+    r"(?<=\w)[ _.-]+(copy( ?\(?\d+\)?)?|\(copy\)|\(\d+\)|aug(mented)?|bak|backup|duplicates?)$"
+    r"|^aug(mented)?[ _-]+"
+)
 # Beside class folders; `list_children` refuses compressed tar files.
 _ARCHIVES = (".zip", ".rar", ".7z")
 _SORT = "sort the images into folders, or list them in a CSV file of path,label"
@@ -361,15 +369,20 @@ def _warn_of_class_names(root: Path, classes: Sequence[str]) -> None:
     for name in classes:
         plain = _plain(name)
         number = _NUMBER.fullmatch(plain)
-        words = re.sub(r"(?<=\w)[\s_-]+(?=\w)", " ", plain)
+        words = re.sub(r"(?<=\w)[\s_-]+(?=\w)", " ", _COPY.sub("", plain))
         alike.setdefault(float(plain) if number else words, []).append(name)
     twice = [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
-    missing = [repr(name) for name in classes if _plain(name) in (*MISSING, *_UNLABELLED)]
+    missing = [
+        repr(name)
+        for name in classes
+        if _plain(name) in MISSING or _UNLABELLED.fullmatch(_plain(name))
+    ]
     warnings = []
     if twice:
         warnings.append(
-            "classes that differ only by capitals, spaces, hyphens, invisible or wide characters or"
-            f" how a number is written: {first_few(twice, _MAX_NAMED)}"
+            "classes that differ only by capitals, spaces, hyphens, invisible or wide characters,"
+            " by how a number is written, or as a copy does:"
+            f" {first_few(twice, _MAX_NAMED)}"
         )
     parts = {name: {*re.split(r"[\s|;,+&]+", name)} - {name} for name in classes}
     lists = [name for name in classes if parts[name] and parts[name] <= parts.keys()]

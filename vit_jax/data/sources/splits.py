@@ -9,6 +9,7 @@
   follow github.com/google-research/task_adaptation, `task_adaptation/data`.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -82,6 +83,14 @@ def read_split(split: str, shards: Mapping[str, Sequence[int]], dataset: str) ->
                 f"split {split!r} of {dataset} has a part {span.split}[{span.start}:{span.stop}]",
                 "parts whose end is after their start",
                 "swap the two numbers",
+            )
+    for one, other in itertools.combinations(spans, 2):
+        shared = min(one.stop, other.stop) - max(one.start, other.start)
+        if one.split == other.split and shared > 0:
+            raise DataError(
+                f"split {split!r} of {dataset} has {shared:,} examples of {one.split} twice",
+                "parts that share no examples",
+                "change or remove one of the parts",
             )
     if not sum(span.stop - span.start for span in spans):
         raise DataError(
