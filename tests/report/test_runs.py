@@ -11,10 +11,12 @@ from vit_jax.report.content import make_report
 from vit_jax.report.frame import differing_settings, run_frame
 from vit_jax.report.overview import confusion_tables, hardware_table, missing_table, runs_csv
 from vit_jax.report.page_data import page_data
-from vit_jax.report.requests import ReportRequest
+from vit_jax.report.requests import ReportRequest, TableRequest
 from vit_jax.report.run import Run
 from vit_jax.report.runs import read_runs
+from vit_jax.report.tables import score_table
 from vit_jax.run.time_account import TimeAccount
+from vit_jax.storage.files import write_json
 
 
 def test_each_run_folder_at_any_depth_is_found_once(tmp_path):
@@ -62,6 +64,20 @@ def test_what_eval_has_measured_since_is_shown_beside_the_result_and_never_inste
     path = tmp_path / "done/report/evaluations.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"weights_digest": "others"}))
     assert "eval/other/accuracy_top1" not in read_runs([tmp_path / "done"]).runs[0].figures
+
+
+def test_an_evaluation_with_settings_of_its_own_is_named(tmp_path):
+    write(tmp_path / "done", config=config(), env={}, result=result(0.5, 400))
+    settings = {"eval/test": ["data.data_dir=/b"], "eval/other": ["data.data_dir=/b"]}
+    later = {"eval/test/accuracy_top1": 0.9, "eval/other/accuracy_top1": 0.7, "settings": settings}
+    write_json(tmp_path / "done/report/evaluations.json", later)
+    frame = run_frame(read_runs([tmp_path]).runs)
+    notes = {}
+    for name in ("other", "test"):
+        table = score_table(TableRequest(metric=f"eval/{name}/accuracy_top1"), frame)
+        notes[name] = [note for note in table.notes if "not the run's" in note]
+    sentence = "Evaluated after training with settings that are not the run's"
+    assert notes == {"other": [f"{sentence}: done (data.data_dir=/b)."], "test": []}
 
 
 def test_each_folder_must_hold_a_run(tmp_path):

@@ -306,7 +306,7 @@ def test_a_teacher_that_is_not_there_is_reported_under_its_key(tmp_path):
         (
             {"targets": "hard", "temperature": 2.0},
             {},
-            "'task.temperature' is 2.0, but targets=hard does not",
+            "'task.temperature' is 2.0, but targets=hard",
         ),
         ({"alpha": 1.5}, {}, "'task.alpha' is 1.5"),
         # Augmentations that depend on the image size.

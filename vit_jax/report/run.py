@@ -27,7 +27,7 @@ from vit_jax.report.run_files import (
 from vit_jax.run.environment import CHANGED_CODE, changed_code
 from vit_jax.run.job_folder import Attempt
 from vit_jax.run.metrics import read_metrics
-from vit_jax.run.result import EVALUATIONS, RESULT, WEIGHTS, read_result
+from vit_jax.run.result import EVALUATIONS, RESULT, SETTINGS, WEIGHTS, read_result
 from vit_jax.run.time_account import read_sessions, why_failed
 
 STATES = ("finished", "running", "unfinished", "failed", "not started")
@@ -88,6 +88,8 @@ class Run:
         later = self._read(EVALUATIONS)
         if not self.finished or later.get(WEIGHTS) != self.result.get(WEIGHTS):
             later = {}
+        self._later_settings: dict[str, list[str]] = later.get(SETTINGS) or {}
+        self._measured_in_training = latest.keys() | self.result.keys()
         numbers = {k: v for k, v in (later | latest | self.result).items() if is_number(v)}
         self.figures: dict[str, float] = {k: v for k, v in numbers.items() if math.isfinite(v)}
         self.not_finite = numbers.keys() - self.figures.keys()
@@ -146,6 +148,13 @@ class Run:
         keys = [key for key in self.config if key.endswith(".data_dir")]
         sources = {key: self.config.get(f"{key.removesuffix('data_dir')}source") for key in keys}
         return {key: self.config[key] for key in keys if sources[key] not in (None, "tfds")}
+
+    def other_settings(self, metric: str) -> list[str]:
+        """The settings of the evaluation that measured a metric that were not the run's own."""
+        if metric in self._measured_in_training:
+            return []
+        split = "/".join(metric.split("/")[:2]).partition("@")[0]
+        return self._later_settings.get(split, [])
 
     def test_data(self, metric: str) -> tuple[Any, Any, float | None, str | None]:
         """What is known of the images behind a metric: dataset, split, number, fingerprint."""

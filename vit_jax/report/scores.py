@@ -172,6 +172,15 @@ def values_by_seed(cell: pd.DataFrame) -> tuple[float, ...]:
     return tuple(statistics.fmean(values) for values in of_seed.values())
 
 
+def evaluated_otherwise(observed: pd.DataFrame) -> list[str]:
+    """Returns a sentence on observations that `eval` made with other settings than the run's."""
+    pairs = zip(observed.index, observed[METRIC], strict=True)
+    found = [(run.name, ", ".join(run.other_settings(metric))) for run, metric in pairs]
+    named = [f"{name} ({settings})" for name, settings in found if settings]
+    words = "Evaluated after training with settings that are not the run's"
+    return [f"{words}: {first_few(named, 3)}."] if named else []
+
+
 def differing_within(observed: pd.DataFrame, keys: list[str]) -> list[str]:
     """Returns the labels and settings, except the seed, in which runs with equal `keys` differ."""
     found: set[str] = set()
