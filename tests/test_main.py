@@ -71,6 +71,7 @@ PREDICT = ["predict", "a.jpg", "--model=b"]
         ("train", "positional", "see python -m vit_jax train --help"),
         ("train", "-x", "see python -m vit_jax train --help"),
         ("train", "--conf=x", "did you mean --config=x?"),
+        ("train", "--work=x", "did you mean --workdir=x?"),
         ("train", "--work-dir=x", "did you mean --workdir=x?"),
         ("train", "--trian_steps=3", "did you mean --config.train_steps=3?"),
         ("train", "--lr=3", "did you mean --config.optimizer.learning_rate=3?"),

@@ -265,12 +265,14 @@ def _unknown_argument(text: str, command: argparse.ArgumentParser, prefix: str) 
     name, equals, value = text.partition("=")
     flags = [flag for action in command._actions for flag in action.option_strings]
     expected, fix = f"the arguments of {command.prog}", f"see {command.prog} --help"
-    near = nearest(name, flags)
+    longer = [flag for flag in flags if len(name) > 4 and flag.startswith(name)]
+    near = (longer or [nearest(name, flags)])[0]
+    likeness = similarity(name.replace("-", "_"), near.replace("-", "_"))
     if "--sweep" in flags and ".py" in text and not text.startswith("-"):
         fix = f"did you mean --sweep={text}?"
     elif "--config" in flags and _is_recipe(text):
         fix = f"did you mean --config={text}?"
-    elif name.startswith("-") and similarity(name.replace("-", "_"), near.replace("-", "_")) > 0.8:
+    elif longer or (name.startswith("-") and likeness > 0.8):
         fix = f"did you mean {near}{equals}{value}?"
     elif name.startswith("--") or equals:
         word = name.lstrip("-")

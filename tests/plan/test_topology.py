@@ -130,6 +130,7 @@ def test_one_node_whose_gpus_may_be_nodes_has_a_note():
         ("0*v5e:4x4", "a number of TPU slices in front of *"),
         ("two*v5e:4x4", "use --topology=v5e:4x4"),
         ("2*h100:8", "; use --topology=h100:8x2"),
+        ("8*h100", "; use --topology=h100:8"),
         ("2*cpu:4", "use --topology=cpu:4, and --config.mesh.slices=N"),
     ],
 )

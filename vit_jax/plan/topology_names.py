@@ -107,8 +107,8 @@ def parse_topology(name: str) -> Topology:
 
 
 def _without_star(count: str, one: str, kind: str) -> str:
-    if kind in GPUS and count.isdecimal() and int(count) and re.fullmatch(r"[\w-]+:\d+", one):
-        return f"{one}x{count}"
+    if kind in GPUS and count.isdecimal() and int(count) and re.fullmatch(r"[\w-]+(:\d+)?", one):
+        return f"{one}x{count}" if ":" in one else f"{one}:{count}"
     here = kind in ("cpu", "gpu")
     return one + (", and --config.mesh.slices=N to cut it into slices" if here else "")
 

@@ -97,6 +97,8 @@ def title_of(name: str) -> str:
     ('Top-1 accuracy, test', 'Nearest-neighbour top-1 accuracy')
     >>> title_of("eval/test/accuracy_class/blossom"), title_of("eval/dev/accuracy_class/C++")
     ('Accuracy of blossom, test', 'Accuracy of C++, dev')
+    >>> title_of("eval/test/accuracy_class/{class}")
+    'Accuracy of a class, test'
     """
     before, of_class, class_name = class_of(name)
     if "+" in name and not of_class:
@@ -109,7 +111,8 @@ def title_of(name: str) -> str:
     first, *middle, last = name.split("/") if "/" in name else ("", name)
     kind = kind_of(last)
     text = _TITLES.get(last) or kind.title or last.replace("_", " ")
-    text = FROZEN_FEATURES.get(first, "") + text + (f" of {class_name}" if of_class else "")
+    text = FROZEN_FEATURES.get(first, "") + text
+    text += f" of {'a class' if class_name.startswith('{') else class_name}" if of_class else ""
     text += f", {kind.unit}" if kind.title and kind.unit not in ("", "%") else ""
     details = [part for part in middle if not part.startswith("{")]
     # "test@p{size}" has a value for each size of patches.
