@@ -82,6 +82,7 @@ def test_images_of_one_colour_and_images_in_two_splits_are_told(tmp_path):
     (tmp_path / "train/bee/black.png").write_bytes(encoded(0))
     (tmp_path / "val/bee/4.png").write_bytes((tmp_path / "train/ant/1.png").read_bytes())
     assert warnings_of(tmp_path) == [
+        "split 'val' has no example of these classes: ant",
         "1 of 4 images of split 'train' are of one colour, such as train/bee/black.png",
         "1 of 2 images of split 'val' are also in split 'train', such as"
         " val/bee/4.png = train/ant/1.png",
@@ -94,7 +95,7 @@ def test_an_image_in_two_classes_is_told(tmp_path):
     for copy, image in (("bee/0", "ant/0"), ("bee/1", "ant/1"), ("bee/5", "bee/4")):
         (tmp_path / f"{copy}.png").write_bytes((tmp_path / f"{image}.png").read_bytes())
     (warning,) = warnings_of(tmp_path)
-    told = "2 images of split 'train' are in more than one class, such as ant/{0}.png = bee/{0}.png"
+    told = "images of split 'train' in more than one class: 2, such as ant/{0}.png = bee/{0}.png"
     assert warning in (told.format(0), told.format(1))
 
 

@@ -27,10 +27,22 @@ ONLY_BEE = [
 @pytest.mark.parametrize(
     ("train", "test", "told"),
     [
-        ([5, 6, 7], [1, 0, 2], []),
+        ([5, 6, 7], [1, 1, 2], []),
+        ([5, 6, 7], [1, 0, 2], ["test has no example of these classes: bee"]),
         ([0, 6, 0], [0, 0, 2], ONLY_BEE),
-        ([5, 0, 7], [5, 0, 0], ["1 of 3 classes have no example in photos: bee"]),
-        ([5, 6, 7], [1, 0, 0], ["test has 1 example"]),
+        (
+            [5, 0, 7],
+            [5, 0, 0],
+            [
+                "1 of 3 classes have no example in photos: bee",
+                "test has no example of these classes: cat",
+            ],
+        ),
+        (
+            [5, 6, 7],
+            [1, 0, 0],
+            ["test has 1 example", "test has no example of these classes: bee, cat"],
+        ),
     ],
 )
 def test_classes_and_sizes_are_told(train, test, told):

@@ -95,6 +95,11 @@ def test_slurm_with_one_task_is_a_single_process():
     assert detect(environ=SLURM | one | {"SLURM_STEP_TASKS_PER_NODE": "1"}) is None
 
 
+@pytest.mark.parametrize("text", ['["algo-1"]', '{"cluster": {"worker": ["a:1"]}}', "{}", "a, b"])
+def test_a_single_host_of_other_starters_is_a_single_process(text):
+    assert detect(environ={"SM_HOSTS": text, "TF_CONFIG": text, "CLUSTER_SPEC": text}) is None
+
+
 def test_open_mpi_4_has_the_coordinator_and_open_mpi_5_works_on_one_host():
     ranks = {
         "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
@@ -147,6 +152,8 @@ def test_the_number_of_a_jobset_pod_is_its_index():
         ({}, {"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2, as of several processes, which"),
         ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE=4, as of several processes, which"),
         ({}, {"NUM_PROCESSES": "2", "PROCESS_ID": "1"}, "NUM_PROCESSES=2, as of several processes"),
+        ({}, {"SM_HOSTS": '["algo-1", "algo-2"]'}, "as of several processes, which is not read"),
+        ({}, {"TF_CONFIG": '{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}'}, "TF_CONFIG="),
         (
             {},
             {"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)"},

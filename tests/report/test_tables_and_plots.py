@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from report.fake_runs import config, result, write
+from report.fake_runs import ENVIRONMENT, config, result, write
 
 from vit_jax.errors import ConfigError
 from vit_jax.report import intervals, vtab
@@ -682,3 +682,25 @@ def test_intervals_of_negative_losses_are_not_cut_at_zero(tmp_path):
     put_seeds(tmp_path, "A", (-0.1, 0.2), metric="eval/test/loss")
     (low,) = make_table(tmp_path, "eval/test/loss").means["low"]
     assert low < 0
+
+
+def test_what_may_mislead_is_said(tmp_path):
+    """Weights that the shown split chose, losses of two formulas, times of two devices."""
+    config = {"early_stopping": {"metric": SCORE}, "task": {"name": "classification"}}
+    for model, loss in (("A", "softmax"), ("B", "sigmoid")):
+        figures = {SCORE: 0.5, "eval/dev/accuracy_top1": 0.6, "eval/test/loss": 1.0}
+        about = config | {"loss": {"name": loss}}
+        put(tmp_path, model, figures | {"wall_time_s": 3.0}, labels={"model": model}, **about)
+    words = ("Too good", "Losses of other formulas", "different devices")
+
+    def said(metric):
+        notes = " ".join(make_table(tmp_path, metric).notes)
+        return [word for word in words if word in notes]
+
+    assert said(SCORE) == ["Too good"]
+    assert said("eval/dev/accuracy_top1") == []
+    assert said("eval/test/loss") == ["Too good", "Losses of other formulas"]
+    assert said("wall_time_s") == []
+    for model, kind in (("A", "cpu"), ("B", "H200")):
+        write(tmp_path / model, env=ENVIRONMENT | {"device_kind": kind})
+    assert said("wall_time_s") == ["different devices"]

@@ -143,8 +143,8 @@ def _in_two_classes(report: SplitReport, source: Source) -> list[str]:
     other = np.flatnonzero((group == group[one]) & (report.labels != report.labels[one]))[0]
     first, second = (source[int(report.indices[i])].id for i in (other, one))
     return [
-        f"{len(np.unique(group[differs])):,} images of split {report.name!r} are in more than one"
-        f" class, such as {first} = {second}"
+        f"images of split {report.name!r} in more than one class:"
+        f" {len(np.unique(group[differs])):,}, such as {first} = {second}"
     ]
 
 

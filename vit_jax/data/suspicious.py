@@ -84,6 +84,10 @@ def split_warnings(train: Split, others: Sequence[Split], class_names: Sequence[
             f"{len(absent):,} of {len(counts):,} classes have no example in {train.name}:"
             f" {first_few(named, _MAX_NAMED)}"
         )
+    for split in others if len(there) > 1 else ():
+        if split.per_class is not None and (untested := there[split.per_class[there] == 0]).size:
+            names = first_few([class_names[int(i)] for i in untested], _MAX_NAMED)
+            warnings.append(f"{split.name} has no example of these classes: {names}")
     return warnings
 
 

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.config.evaluation import METRICS
 from vit_jax.data.sources import Source
-from vit_jax.errors import first_few
 from vit_jax.evaluation.by_class import (
     class_accuracies,
     confusion_file,
@@ -124,18 +123,9 @@ class PredictionTotals(MetricTotals):
     def _confusion(self) -> Int[np.ndarray, "C C+1"]:
         return confusion_matrix(self._predicted, len(self._names))
 
-    @functools.cached_property
-    def _of_class(self) -> dict[str, float]:
-        return class_accuracies(self._confusion, self._names) if self._names else {}
-
     def metrics(self) -> dict[str, float]:
-        return super().metrics() | self._of_class
-
-    def warnings(self) -> list[str]:
-        """Returns a warning about classes without examples, e.g. in a small split."""
-        names = (name for name in self._names if f"accuracy_class/{name}" not in self._of_class)
-        absent = first_few([repr(name) for name in names], 5)
-        return [f"has no example of {absent}"] if absent else []
+        of_class = class_accuracies(self._confusion, self._names) if self._names else {}
+        return super().metrics() | of_class
 
     def write(self, folder: Path, name: str) -> None:
         """Writes which examples were right, and the confusion matrix if there is one."""

@@ -38,10 +38,6 @@ class Totals(ABC):
     def metrics(self) -> dict[str, float]:
         """Returns metric name -> value."""
 
-    def warnings(self) -> list[str]:
-        """Returns warnings about the split for the user, such as classes without examples."""
-        return []
-
     def write(self, folder: Path, name: str) -> None:  # noqa: B027
         """Writes tables of the split `name` into a report folder, if there are any."""
 

@@ -81,7 +81,7 @@ class SplitEvaluator:
         ]
         self._make_totals = make_totals
         self._report, self._suffix = report, suffix
-        self._warned: set[str | tuple[str, str]] = set()
+        self._warned = set[str]()  # Splits of which skipped examples were told.
         self.sources: dict[str, Source] = {}
         self._preprocessing = dict.fromkeys(splits, preprocessing)
         transform = make_eval_transform(data.image_size, **data.eval_view)
@@ -138,8 +138,8 @@ class SplitEvaluator:
                         done[step] = totals, found
                     totals, found = done[step]
                     self._latest[full_name] = source, totals
-                    if is_first_host():
-                        self._report_totals(full_name, totals)
+                    if self._report is not None and is_first_host():
+                        totals.write(self._report, f"{full_name}{self._suffix}")
                     metrics |= {f"eval/{full_name}/{metric}": v for metric, v in found.items()}
         except StoppedError:
             return None
@@ -158,16 +158,7 @@ class SplitEvaluator:
 
     def _warn_of_skipped(self, name: str, skipped: float, examples: int) -> None:
         """Logs once how many examples of a split were skipped on all hosts, if any."""
-        if skipped and (name, "skipped") not in self._warned:
-            self._warned.add((name, "skipped"))
+        if skipped and name not in self._warned:
+            self._warned.add(name)
             words = "evaluation split %r: %d of %d examples cannot be read and are skipped"
             log.warning(words, name, skipped, examples)
-
-    def _report_totals(self, name: str, totals: Totals) -> None:
-        """Writes the tables of a split, and logs its warnings the first time."""
-        if name not in self._warned:
-            self._warned.add(name)
-            for warning in totals.warnings():
-                log.warning("evaluation split %r %s", name, warning)
-        if self._report is not None:
-            totals.write(self._report, f"{name}{self._suffix}")

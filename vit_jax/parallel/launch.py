@@ -8,6 +8,7 @@ among its processes.
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ _SIZES = (
     "WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "HOROVOD_SIZE", "FLUX_JOB_SIZE",
     "JSM_NAMESPACE_SIZE", "NUM_PROCESSES", "SKYPILOT_NUM_NODES", "AWS_BATCH_JOB_NUM_NODES",
 )  # fmt: skip
+# JSON with the names of the hosts: of SageMaker, and of Vertex AI and other starters of TensorFlow.
+_HOSTS = ("SM_HOSTS", "CLUSTER_SPEC", "TF_CONFIG")
 # SLURM's numbers of tasks and, of a batch script that was given no number of tasks, of nodes.
 _SLURM_SIZES = ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 # Ports that are rarely in use; jobs on the same host should have different ones.
@@ -74,13 +77,25 @@ def detect(
         )
     launch = _complete(found, coordinator, num_processes, process_id)
     size = next((name for name in _SIZES if environ.get(name, "1") != "1"), None)
+    size = size or next((name for name in _HOSTS if _number_of_hosts(environ.get(name)) > 1), None)
     if launch is found is None and size and cluster == "auto" and num_processes is None:
         raise ConfigError(
-            f"{size}={environ[size]}, as of several processes, which is not read",
+            f"{size}={environ[size][:80]}, as of several processes, which is not read",
             "--coordinator=HOST:PORT --num_processes=N --process_id=K",
             "add them, or --cluster=none, with which each process is a run of its own",
         )
     return launch
+
+
+def _number_of_hosts(text: str | None) -> int:
+    """Returns the number of hosts in a variable of _HOSTS; 0: it is none of these."""
+    try:
+        found = json.loads(text or "[]")
+    except ValueError:
+        return 0
+    cluster = found.get("cluster") if isinstance(found, dict) else None
+    hosts = [*cluster.values()] if isinstance(cluster, dict) else [found]
+    return sum(len(one) for one in hosts if isinstance(one, list))
 
 
 def _complete(

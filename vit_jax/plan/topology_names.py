@@ -165,7 +165,8 @@ def _of_nodes(name: str, kind: str, shape: tuple[int, ...], *, is_ordered: bool)
             "1, 2, 4 or 8 GPUs in each node, as vendors sell them",
             f"use e.g. {kind}:{fitting}",
         )
-    note = f"--topology={name} is {nodes} nodes with {gpus} GPUs each" if nodes > 1 else ""
+    note = f"--topology={name} is {nodes} nodes with {gpus} GPU{'s' * (gpus > 1)} each"
+    note *= nodes > 1
     if nodes == 1 < gpus and shape[1:] == (gpus,):
         note = (
             f"--topology={name} is one node with {gpus} GPUs; {gpus} nodes with one are"

@@ -30,7 +30,7 @@ from vit_jax.report.scores import (
     VALUE,
     WITHIN,
     differing_within,
-    evaluated_otherwise,
+    doubts,
     find_chances,
     left_out,
     means_over,
@@ -123,7 +123,7 @@ def _notes(request: PlotRequest, observed: pd.DataFrame, unplaced: Iterable[Run]
         notes.append(f"Runs of one point differ in more than the seed: {', '.join(differing)}.")
     if kind_of(request.y).images and tested_apart(observed, _KEYS):
         notes.append(APART)
-    notes += evaluated_otherwise(observed)
+    notes += doubts(observed)
     pairs = {(run.train_exaflops, run.examples_seen) for run in observed.index}
     costs = [flops * 1e12 / seen for flops, seen in pairs if flops and seen]
     if costs and max(costs) > 2 * min(costs):

@@ -156,6 +156,12 @@ class Run:
         split = "/".join(metric.split("/")[:2]).partition("@")[0]
         return self._later_settings.get(split, [])
 
+    @property
+    def loss(self) -> str | None:
+        """What the loss of its evaluations is; None: not known."""
+        names = [self.config.get("task.name"), self.config.get("loss.name")]
+        return " with ".join(name for name in names if isinstance(name, str)) or None
+
     def test_data(self, metric: str) -> tuple[Any, Any, float | None, str | None]:
         """What is known of the images behind a metric: dataset, split, number, fingerprint."""
         kind, name, *_ = (*metric.split("/"), "")

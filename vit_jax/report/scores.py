@@ -172,13 +172,39 @@ def values_by_seed(cell: pd.DataFrame) -> tuple[float, ...]:
     return tuple(statistics.fmean(values) for values in of_seed.values())
 
 
-def evaluated_otherwise(observed: pd.DataFrame) -> list[str]:
+def _evaluated_otherwise(observed: pd.DataFrame) -> list[str]:
     """Returns a sentence on observations that `eval` made with other settings than the run's."""
     pairs = zip(observed.index, observed[METRIC], strict=True)
     found = [(run.name, ", ".join(run.other_settings(metric))) for run, metric in pairs]
     named = [f"{name} ({settings})" for name, settings in found if settings]
     words = "Evaluated after training with settings that are not the run's"
     return [f"{words}: {first_few(named, 3)}."] if named else []
+
+
+def doubts(observed: pd.DataFrame) -> list[str]:
+    """Returns sentences on why observations may mislead, or may not be compared."""
+    rows = [(run, metric) for run, metric in zip(observed.index, observed[METRIC], strict=True)]
+    chosen = [run.name for run, metric in rows if _is_chosen_on(run, metric)]
+    losses = {run.loss for run, metric in rows if metric.rpartition("/")[2] == "loss"} - {None}
+    timed = [run for run, metric in rows if kind_of(metric).unit == "s" or "per_second" in metric]
+    devices = {run.device for run in timed} - {None}
+    notes = []
+    if chosen:
+        notes.append(
+            "Too good: early stopping chose the weights by a score of the same split:"
+            f" {first_few(chosen, 3)}."
+        )
+    if len(losses) > 1:
+        notes.append(f"Losses of other formulas do not compare: {first_few(sorted(losses), 5)}.")
+    if len(devices) > 1:
+        notes.append(f"Measured on different devices: {first_few(sorted(devices), 5)}.")
+    return notes + _evaluated_otherwise(observed)
+
+
+def _is_chosen_on(run: Run, metric: str) -> bool:
+    """Whether early stopping chose a run's weights by the split on which a metric is measured."""
+    chosen_by = str(run.config.get("early_stopping.metric") or "")
+    return metric.split("/")[:2] == chosen_by.split("/")[:2]
 
 
 def differing_within(observed: pd.DataFrame, keys: list[str]) -> list[str]:

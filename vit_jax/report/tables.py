@@ -33,7 +33,7 @@ from vit_jax.report.scores import (
     METRIC,
     VALUE,
     differing_within,
-    evaluated_otherwise,
+    doubts,
     find_chances,
     left_out,
     means_over,
@@ -273,7 +273,7 @@ def _notes(
         notes.append(f"Not between 0 and 1, and shown times 100: the values of {names}.")
     if means["within"].notna().any():
         notes.append("After ±: standard deviation over the draws of examples inside one run.")
-    notes += evaluated_otherwise(observed)
+    notes += doubts(observed)
     differing = differing_within(observed, _KEYS)
     if differing:
         notes.append(f"Runs within a cell differ in more than the seed: {', '.join(differing)}.")
