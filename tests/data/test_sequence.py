@@ -147,6 +147,12 @@ def test_wrong_examples_and_attributes_are_one_line(cls, attributes, words):
         open_source(data_of(), "train")[1]
 
 
+def test_a_split_that_a_source_does_not_have_is_a_mistake_of_the_config():
+    vit_jax.register_source(slides)
+    with pytest.raises(PluginError, match=r"'slides' .* has no split 'val'; .*; correct the split"):
+        open_source(data_of(), "val")
+
+
 def test_splits_with_other_class_names_are_refused():
     def slides(data_dir, split):
         made = Slides(10)
@@ -159,9 +165,14 @@ def test_splits_with_other_class_names_are_refused():
 
 
 def test_a_source_that_fails_is_one_line_with_its_place():
+    def broken(data_dir, split):
+        return [][0]
+
+    vit_jax.register_source(broken)
     vit_jax.register_source(slides)
-    with pytest.raises(PluginError, match=rf"source 'slides' \({__file__}, line \d+\): KeyError"):
-        open_source(data_of(), "validation")
+    data = data_of("data.source=broken")
+    with pytest.raises(PluginError, match=rf"'broken' \({__file__}, line \d+\): IndexError"):
+        open_source(data, "validation")
 
 
 def test_names_of_the_data_section_and_of_other_sources_are_taken():

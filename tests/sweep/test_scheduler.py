@@ -293,6 +293,18 @@ def test_jobs_of_an_earlier_launcher_are_watched_and_not_started(tmp_path):
     assert run.said[0] == "pretrain: started by an earlier launcher"
 
 
+def test_a_new_candidate_that_loses_is_recorded_in_the_final_runs(tmp_path):
+    """In the same launch: reports tell the edge of the grid by this record."""
+    few = selection()
+    few = dataclasses.replace(few, candidates=few.candidates[:2])
+    assert Run(tmp_path, entries=(Job(TINY, name="pretrain"), few)).code == 0
+    again = Run(tmp_path)
+    assert (again.code, again.executor.submitted) == (0, [SEARCH[2]])
+    for name in FINAL:
+        record = json.loads((tmp_path / "jobs" / name / "job.json").read_text())
+        assert [candidate for candidate, _ in record["selection"]["candidates"]] == SEARCH
+
+
 def test_final_runs_of_an_earlier_selection_are_kept_aside_and_run_again(tmp_path):
     """With the job that used one of them. So the sweep goes on by itself."""
     shots = Job(None, command="fewshot", arguments=[f"job:{FINAL[0]}"], name="shots")

@@ -169,6 +169,8 @@ def _run_table(plan: Plan, expected: tuple[float, str], price: float | None) -> 
     mfu, origin = expected
     at_mfu = bound.seconds_at_mfu(mfu)
     if at_mfu is not None:
+        if at_mfu < (bound.overlapped_s or 0):
+            origin += "; it cannot: the best case is slower"
         rows.append((f"if it reaches MFU {mfu:.0%}", at_mfu, origin))
     for name, seconds, note in rows:
         if seconds:

@@ -194,7 +194,8 @@ def _panels(
 ) -> list[Panel]:
     """Returns for each series its means, and the runs behind them."""
     scale = 100 if kind_of(request.y).is_fraction else 1
-    numeric, panels = all(map(is_number, points["x"])), []
+    # A single x gives a row: an axis would only show how far series are drawn apart.
+    numeric, panels = all(map(is_number, points["x"])) and points["x"].nunique() > 1, []
     rows = [] if numeric else _members(points)
     for name, of_panel in points.groupby("panel", sort=False):
         traces = []
@@ -202,7 +203,8 @@ def _panels(
         for i, (member, line) in enumerate(series):
             style = palette.style(request.series, str(member))
             xs = [x if numeric else rows.index(format_value(x)) for x in line["x"]]
-            at = _beside(xs, i, len(series), of_panel, log_x=numeric and request.log_x)
+            log_x = numeric and request.log_x
+            at = _beside(xs, i, len(series), of_panel, numeric=numeric, log_x=log_x)
             if not numeric:
                 xs = at
             means, low, high = (scale * line[name] for name in ("mean", "low", "high"))
@@ -234,16 +236,22 @@ def _panels(
 
 
 def _beside(
-    places: Sequence[float], i: int, count: int, points: pd.DataFrame, *, log_x: bool
+    places: Sequence[float],
+    i: int,
+    count: int,
+    points: pd.DataFrame,
+    *,
+    numeric: bool,
+    log_x: bool,
 ) -> Sequence[float]:
     """Returns where series `i` of `count` is drawn, so that series that share an x are apart.
 
-    `places` are numbers on the x-axis, or rows if x is text.
+    `places` are numbers on the x-axis, or rows unless x is `numeric`.
     """
     if not points["x"].duplicated().any():
         return places
     middle = i - (count - 1) / 2
-    if not all(map(is_number, points["x"])):
+    if not numeric:
         return [row + middle * 0.6 / count for row in places]
     low, high = min(points["x"]), max(points["x"])
     share = 0.012 * middle

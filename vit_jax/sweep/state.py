@@ -247,6 +247,9 @@ def _select(
     for edge in edges_of_grid(choice["chosen"], [candidate.name for candidate in candidates]):
         say(f"{selection.name}: {edge} values that were tried; try one beyond it")
     plan.jobs.update({name: jobs[name] for name in selection.final_names})
+    for name in selection.final_names:  # Reports read the candidates there.
+        if name not in superseded and _was_started(jobs[name]):
+            write_record(plan, jobs[name])
     for name, why in superseded.items():
         target = _unused(plan.folder / SUPERSEDED / name)
         again = " and run again" if name in plan.jobs else ""

@@ -246,7 +246,9 @@ def choose(
     memory = f"about {needed[setting] / GIB:.1f}"
     if memory_bytes is not None:
         memory += f" of {(memory_bytes if fitting else limit) / GIB:.1f}"
-    reason = "the fastest that fits" if fitting else "may not fit"
+    free = scan == remat == microbatches == AUTO
+    fastest = "the fastest that fits" if free else "the fastest that fits, with what is configured"
+    reason = fastest if fitting else "may not fit"
     return StepChoice(loop, count, f"{reason}: {memory} GiB")
 
 

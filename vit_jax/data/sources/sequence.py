@@ -16,7 +16,7 @@ from vit_jax.config.data import DataConfig, SourceConfig
 from vit_jax.data.any_image import image_data
 from vit_jax.data.sources.base import Example, Source, hash_of
 from vit_jax.data.sources.splits import read_split
-from vit_jax.errors import DataError, UserError
+from vit_jax.errors import DataError, PluginError, UserError
 from vit_jax.plugins import described, place_of
 from vit_jax.storage.paths import user_path
 
@@ -173,7 +173,7 @@ def open_own_source(section: SourceConfig, data: DataConfig, split: str) -> Sequ
     """
     names = dict.fromkeys(part.partition("[")[0].strip() for part in split.split("+"))
     folder = None if data.data_dir is None else str(user_path(data.data_dir))
-    sequences = {name: section.call(folder, name) for name in names}
+    sequences = {name: _called(section, folder, name) for name in names}
     for name, sequence in sequences.items():
         if not _is_sequence(sequence):
             raise section.own.error(
@@ -182,6 +182,18 @@ def open_own_source(section: SourceConfig, data: DataConfig, split: str) -> Sequ
                 "return one, such as a list",
             )
     return _opened(sequences, split, data, _class_names(sequences, data.name))
+
+
+def _called(section: Any, folder: str | None, split: str) -> Any:
+    """Calls a source for a split."""
+    try:
+        return section.call(folder, split)
+    except PluginError as error:
+        if isinstance(error.__cause__, KeyError) and error.__cause__.args == (split,):
+            raise section.own.error(
+                f"has no split {split!r}", "a split that it has", "correct the split of the config"
+            ) from error
+        raise
 
 
 def _class_names(sequences: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
