@@ -329,6 +329,16 @@ def default_values(cls: type[Section], path: str = "") -> dict[str, Any]:
     return found
 
 
+def check_at_most_one(holder: Section, *keys: str) -> list[str]:
+    """Returns which of the keys is given; raises ConfigError if several are."""
+    given = [key for key in keys if getattr(holder, key) not in (None, ())]
+    if len(given) > 1:
+        also = " and ".join(map(repr, given[1:]))
+        one = f"at most one of {', '.join(keys)}"
+        raise ConfigError(f"is given and so is {also}", one, "keep one", key=given[0])
+    return given
+
+
 def check_patterns(patterns: Iterable[str], key: str) -> None:
     """Raises ConfigError unless all patterns are valid regular expressions."""
     for pattern in patterns:

@@ -95,6 +95,25 @@ def test_slurm_with_one_task_is_a_single_process():
     assert detect(environ=SLURM | one | {"SLURM_STEP_TASKS_PER_NODE": "1"}) is None
 
 
+def test_open_mpi_may_start_the_processes_of_a_slurm_allocation_of_nodes():
+    ranks = {
+        "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    for nodes in ("1", "2"):
+        found = detect(environ=ranks | {"SLURM_NNODES": nodes})
+        assert found is not None
+        assert (found.cluster, found.num_processes, found.process_id) == ("openmpi", 4, 2)
+
+
+def test_nodes_of_slurm_may_be_started_with_jax_variables():
+    flags = {
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:8476", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1",
+    }  # fmt: skip
+    found = detect(environ=flags | {"SLURM_NNODES": "2"})
+    assert found == Launch("flags", "10.0.0.1:8476", 2, 1)
+
+
 @pytest.mark.parametrize("text", ['["algo-1"]', '{"cluster": {"worker": ["a:1"]}}', "{}", "a, b"])
 def test_a_single_host_of_other_starters_is_a_single_process(text):
     assert detect(environ={"SM_HOSTS": text, "TF_CONFIG": text, "CLUSTER_SPEC": text}) is None

@@ -691,7 +691,7 @@ def test_what_may_mislead_is_said(tmp_path):
         figures = {SCORE: 0.5, "eval/dev/accuracy_top1": 0.6, "eval/test/loss": 1.0}
         about = config | {"loss": {"name": loss}}
         put(tmp_path, model, figures | {"wall_time_s": 3.0}, labels={"model": model}, **about)
-    words = ("Too good", "Losses of other formulas", "different devices")
+    words = ("Too good", "losses differ in formula", "different devices")
 
     def said(metric):
         notes = " ".join(make_table(tmp_path, metric).notes)
@@ -699,7 +699,7 @@ def test_what_may_mislead_is_said(tmp_path):
 
     assert said(SCORE) == ["Too good"]
     assert said("eval/dev/accuracy_top1") == []
-    assert said("eval/test/loss") == ["Too good", "Losses of other formulas"]
+    assert said("eval/test/loss") == ["Too good", "losses differ in formula"]
     assert said("wall_time_s") == []
     for model, kind in (("A", "cpu"), ("B", "H200")):
         write(tmp_path / model, env=ENVIRONMENT | {"device_kind": kind})

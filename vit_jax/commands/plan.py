@@ -146,6 +146,7 @@ def _show(
     plans: "dict[str, tuple[float, Plan]]",
     tried: "list[Candidate]",
 ) -> None:
+    """Prints a plan, or that nothing fits, and writes it to --output."""
     from rich.console import Console
 
     from vit_jax.plan import show

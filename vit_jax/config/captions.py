@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from vit_jax.config.durations import check_at_most_one
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section, option
+from vit_jax.schema import Section, check_at_most_one, option
 
 CaseAndPunctuation = Literal["none", "lower", "punctuation"]
 PLACEHOLDER = "{}"

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from vit_jax.config.captions import CaptionsConfig
-from vit_jax.config.durations import check_at_most_one
 from vit_jax.data.augment import AugmentConfig, augment_class
 from vit_jax.errors import ConfigError
 from vit_jax.own_functions import (
@@ -16,7 +15,7 @@ from vit_jax.own_functions import (
     with_keys,
 )
 from vit_jax.registry import NameIn, Registry
-from vit_jax.schema import ChosenBy, Section, option, section
+from vit_jax.schema import ChosenBy, Section, check_at_most_one, option, section
 
 F = TypeVar("F", bound=Callable[..., Any])
 

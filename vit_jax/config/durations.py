@@ -1,7 +1,7 @@
 """Durations in a config, given in steps, epochs or examples."""
 
 from vit_jax.errors import ConfigError
-from vit_jax.schema import Section
+from vit_jax.schema import Section, check_at_most_one
 
 DURATION_UNITS = ("steps", "epochs", "examples")
 
@@ -22,16 +22,6 @@ def check_duration(holder: Section, prefix: str, *, required: bool) -> None:
     if not check_at_most_one(holder, *keys) and required:
         one = f"exactly one of {', '.join(keys)}"
         raise ConfigError(f"no duration '{prefix}_...'", one, f"set e.g. {keys[0]}=1000")
-
-
-def check_at_most_one(holder: Section, *keys: str) -> list[str]:
-    """Returns which of the keys is given; raises ConfigError if several are."""
-    given = [key for key in keys if getattr(holder, key) not in (None, ())]
-    if len(given) > 1:
-        also = " and ".join(map(repr, given[1:]))
-        one = f"at most one of {', '.join(keys)}"
-        raise ConfigError(f"is given and so is {also}", one, "keep one", key=given[0])
-    return given
 
 
 def duration_in_steps(

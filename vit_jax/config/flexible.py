@@ -7,11 +7,10 @@ from the same code as in a run with one size.
 
 from typing import Any
 
-from vit_jax.config.durations import check_at_most_one
 from vit_jax.config.task import check_values
 from vit_jax.errors import ConfigError
 from vit_jax.models.options import AUTO, with_patch_size
-from vit_jax.schema import Section, option
+from vit_jax.schema import Section, check_at_most_one, option
 
 # Fewest patches of a sequence: a grid of 2 x 2.
 _SHORTEST = 4

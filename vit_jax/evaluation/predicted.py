@@ -1,4 +1,4 @@
-"""What a model predicts for each example of a split: the source of the tables about single ones."""
+"""What a model predicts for each example of a split."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

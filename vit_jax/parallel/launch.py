@@ -60,9 +60,12 @@ def detect(
     the cluster, which is one of CLUSTERS. The coordinator is HOST:PORT.
     """
     environ, found = os.environ, None
-    of_slurm = not environ.keys().isdisjoint(("SLURM_STEP_NODELIST", *_SLURM_SIZES))
-    if (cluster == "auto" and of_slurm) or cluster == "slurm":
-        found = _slurm(explicit=coordinator is not None)
+    explicit = bool(coordinator or environ.get("JAX_COORDINATOR_ADDRESS"))
+    of_slurm = "SLURM_STEP_NODELIST" in environ or "SLURM_NTASKS" in environ
+    # Without a number of tasks, mpirun may have started the processes on the nodes.
+    of_nodes = "OMPI_COMM_WORLD_SIZE" not in environ and bool(environ.keys() & {*_SLURM_SIZES})
+    if cluster == "slurm" or (cluster == "auto" and (of_slurm or of_nodes)):
+        found = _slurm(explicit=explicit)
     elif cluster in ("auto", "openmpi") and "OMPI_COMM_WORLD_SIZE" in environ:
         found = _openmpi()
     elif cluster in ("auto", "jobset") and "JOB_COMPLETION_INDEX" in environ:

@@ -165,18 +165,16 @@ def _of_nodes(name: str, kind: str, shape: tuple[int, ...], *, is_ordered: bool)
             "1, 2, 4 or 8 GPUs in each node, as vendors sell them",
             f"use e.g. {kind}:{fitting}",
         )
+    if nodes == 1:
+        note = f"--topology={name} is one node with {gpus} GPUs"
+        note = f"{note}; {gpus} nodes with one are '{kind}:{gpus} nodes x 1'"
+        may_be_nodes = gpus > 1 and shape[1:] == (gpus,)
+        written = f"{kind}:{gpus}" if len(shape) == 2 else name
+        return Topology(written, "gpu", kind, (gpus,), note=note if may_be_nodes else "")
     note = f"--topology={name} is {nodes} nodes with {gpus} GPU{'s' * (gpus > 1)} each"
-    note *= nodes > 1
-    if nodes == 1 < gpus and shape[1:] == (gpus,):
-        note = (
-            f"--topology={name} is one node with {gpus} GPUs; {gpus} nodes with one are"
-            f" '{kind}:{gpus} nodes x 1'"
-        )
     # As 4x8 is read as 8x4, eight nodes with four GPUs have another name.
     is_clear = nodes not in _NODE_SIZES or nodes <= gpus
     written = f"{kind}:{gpus}x{nodes}" if is_clear else f"{kind}:{nodes} nodes x {gpus}"
-    if nodes == 1:
-        written = f"{kind}:{gpus}" if len(shape) == 2 else name
     return Topology(written, "gpu", kind, (gpus,), nodes, note)
 
 

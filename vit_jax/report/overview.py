@@ -232,7 +232,9 @@ def confusion_tables(runs: Sequence[Run]) -> list[Table]:
         ):
             notes.append("It is of a later evaluation than the result of the run.")
         if others := run.other_settings(f"eval/{split}/"):
-            notes.append(f"It was evaluated with settings that are not the run's: {others[0]}.")
+            notes.append(
+                f"It was evaluated with settings that are not the run's: {', '.join(others)}."
+            )
         if (path.parent / f"mistakes-{split}.csv").is_file():
             notes.append(f"mistakes-{split}.csv in its report folder lists all wrong predictions.")
         tables.append(Table(title, ["true class", *predicted, "right"], rows, notes))

@@ -88,7 +88,8 @@ class Run:
         later = self._read(EVALUATIONS)
         if not self.finished or later.get(WEIGHTS) != self.result.get(WEIGHTS):
             later = {}
-        self._later_settings: dict[str, list[str]] = later.get(SETTINGS) or {}
+        settings = later.get(SETTINGS)
+        self._later_settings: dict[str, list[str]] = settings if isinstance(settings, dict) else {}
         self._measured_in_training = latest.keys() | self.result.keys()
         numbers = {k: v for k, v in (later | latest | self.result).items() if is_number(v)}
         self.figures: dict[str, float] = {k: v for k, v in numbers.items() if math.isfinite(v)}
@@ -144,13 +145,13 @@ class Run:
 
     @property
     def places(self) -> dict[str, Any]:
-        """Config key -> folder or file of images. That of a TFDS dataset does not say which."""
+        """Config key -> folder or file of images, but not the folder of TFDS datasets."""
         keys = [key for key in self.config if key.endswith(".data_dir")]
         sources = {key: self.config.get(f"{key.removesuffix('data_dir')}source") for key in keys}
         return {key: self.config[key] for key in keys if sources[key] not in (None, "tfds")}
 
     def other_settings(self, metric: str) -> list[str]:
-        """The settings of the evaluation that measured a metric that were not the run's own."""
+        """Settings with which `eval` measured a metric, as far as they differ from the run's."""
         if metric in self._measured_in_training:
             return []
         split = "/".join(metric.split("/")[:2]).partition("@")[0]
@@ -158,7 +159,7 @@ class Run:
 
     @property
     def loss(self) -> str | None:
-        """What the loss of its evaluations is; None: not known."""
+        """The task and the formula of the loss that its evaluations have; None: not known."""
         names = [self.config.get("task.name"), self.config.get("loss.name")]
         return " with ".join(name for name in names if isinstance(name, str)) or None
 

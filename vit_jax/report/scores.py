@@ -183,7 +183,7 @@ def _evaluated_otherwise(observed: pd.DataFrame) -> list[str]:
 
 def doubts(observed: pd.DataFrame) -> list[str]:
     """Returns sentences on why observations may mislead, or may not be compared."""
-    rows = [(run, metric) for run, metric in zip(observed.index, observed[METRIC], strict=True)]
+    rows = [*zip(observed.index, observed[METRIC], strict=True)]
     chosen = [run.name for run, metric in rows if _is_chosen_on(run, metric)]
     losses = {run.loss for run, metric in rows if metric.rpartition("/")[2] == "loss"} - {None}
     timed = [run for run, metric in rows if kind_of(metric).unit == "s" or "per_second" in metric]
@@ -195,7 +195,9 @@ def doubts(observed: pd.DataFrame) -> list[str]:
             f" {first_few(chosen, 3)}."
         )
     if len(losses) > 1:
-        notes.append(f"Losses of other formulas do not compare: {first_few(sorted(losses), 5)}.")
+        notes.append(
+            f"The losses differ in formula and do not compare: {first_few(sorted(losses), 5)}."
+        )
     if len(devices) > 1:
         notes.append(f"Measured on different devices: {first_few(sorted(devices), 5)}.")
     return notes + _evaluated_otherwise(observed)

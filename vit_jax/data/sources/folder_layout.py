@@ -166,8 +166,7 @@ def check_classes(root: Path, images: Mapping[str, Sequence[ImageEntry]]) -> Non
     ends = {stem: end for stem in stems if (end := _OF_ANOTHER.search(stem))}
     above = {stem: image for stem in stems if (image := _image_above(stem))}
     # Cityscapes has a_leftImg8bit.png and a_gtFine_labelIds.png.
-    known = {s.removesuffix("_leftImg8bit") for s in stems} if ends or above else set()
-    known |= set(stems) if known else set()
+    known = {*stems, *(s.removesuffix("_leftImg8bit") for s in stems)} if ends or above else set()
     masks = [stem for stem, end in ends.items() if stem[: end.start()] in known]
     if masks := masks + [stem for stem, image in above.items() if image in known]:
         log.warning(

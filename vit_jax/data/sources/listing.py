@@ -413,7 +413,7 @@ def _tags(classes: Sequence[str]) -> list[str]:
     if len(words) > _MOST_TAGS:
         return lists
     inside = [name for name, own in words.items() if any(own < more for more in words.values())]
-    # A water bottle among a few plastic water bottles is none.
+    # A few names may lie in others, as water bottle in plastic water bottle.
     return lists + (inside if 10 * len(inside) >= len(classes) else [])
 
 

@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-from vit_jax.config.durations import check_at_most_one
 from vit_jax.config.run import Config
 from vit_jax.config.task import TASKS, TaskName, UnlabelledConfig, check_values
 from vit_jax.data.crops.inception import Inception
 from vit_jax.errors import ConfigError
-from vit_jax.schema import option
+from vit_jax.schema import check_at_most_one, option
 
 
 @TASKS.register
