@@ -71,7 +71,7 @@ def permutation_grids(model: ImageModel) -> list[Grid]:
     """Returns the rows and columns of the patches to permute; an image of one patch is left out."""
     height, width = model.image_size
     first = model.grid
-    if model.tokens is None:
+    if model.num_tokens is None:
         first = (_divisor(height, _PATCHES_PER_SIDE), _divisor(width, _PATCHES_PER_SIDE))
     second = (_divisor(height, max(1, first[0] // 2)), _divisor(width, max(1, first[1] // 2)))
     return [grid for grid in dict.fromkeys((first, second)) if math.prod(grid) > 1]

@@ -72,7 +72,7 @@ def _reconstruct(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, 
     model = nnx.eval_shape(lambda: mae.build_autoencoder(config, key=jax.random.key(0)))
     model = _filled(model, checkpoint)
     patch = model.image_size[0] // model.grid[0]
-    batch = mae.evaluation_batch(jnp.asarray(pixels), model.tokens - model.num_prefix)
+    batch = mae.evaluation_batch(jnp.asarray(pixels), model.num_tokens - model.num_prefix)
     found, _ = model.reconstruct(batch["image"], batch["order"])
     assert isinstance(config.task, MaeConfig)
     if config.task.normalize_pixels:

@@ -106,7 +106,7 @@ def test_all_attention_implementations_agree_with_gradients():
 
     def results(implementation, valid):
         def total(q, k, v, b):
-            out = attend(q, k, v, bias=b, implementation=implementation, valid_tokens=valid)
+            out = attend(q, k, v, bias=b, implementation=implementation, num_valid=valid)
             return (out**2).sum(), out
 
         grads, out = jax.jit(jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True))(
@@ -137,9 +137,9 @@ def test_padding_keys_get_no_weight_and_leave_the_rest_unchanged():
     padded = [jnp.asarray(np.pad(x, widths, constant_values=7)) for x in (q, k, v)]
     for implementation in ("xla", "einsum"):
         want = jitted(attend, implementation=implementation)(q, k, v)
-        got = jitted(attend, implementation=implementation, valid_tokens=5)(*padded)
+        got = jitted(attend, implementation=implementation, num_valid=5)(*padded)
         np.testing.assert_allclose(got[:, :5], want, rtol=1e-6, atol=1e-6)
-    weights = jitted(attention_weights, valid_tokens=5)(padded[0], padded[1])
+    weights = jitted(attention_weights, num_valid=5)(padded[0], padded[1])
     assert np.abs(np.asarray(weights)[..., 5]).max() == 0
 
 

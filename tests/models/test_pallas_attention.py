@@ -44,10 +44,10 @@ def random_inputs(batch, tokens, heads, head_dim, *, with_bias=(), dtype=jnp.flo
     return inputs, rng.standard_normal((batch, tokens, heads, head_dim))
 
 
-def by_formula(qkv, *, qkv_bias=None, bias=None, valid_tokens=None, implementation="einsum"):
+def by_formula(qkv, *, qkv_bias=None, bias=None, num_valid=None, implementation="einsum"):
     whole = qkv if qkv_bias is None else qkv + qkv_bias[None, None]
     q, k, v = jnp.moveaxis(whole, 2, 0)
-    return attend(q, k, v, bias=bias, implementation=implementation, valid_tokens=valid_tokens)
+    return attend(q, k, v, bias=bias, implementation=implementation, num_valid=num_valid)
 
 
 def value_and_gradients(function, inputs, toward, **options):
@@ -71,7 +71,7 @@ def test_outputs_and_gradients_equal_those_of_the_formula(case, with_qkv_bias):
     names = ["bias"] * has_bias + ["qkv_bias"] * with_qkv_bias
     inputs, toward = random_inputs(*sizes, with_bias=names)
     found, expected = (
-        value_and_gradients(function, inputs, toward, valid_tokens=valid)
+        value_and_gradients(function, inputs, toward, num_valid=valid)
         for function in (attend_packed, by_formula)
     )
     assert set(found) == {"out", *inputs}
@@ -112,9 +112,9 @@ def test_in_bfloat16_it_is_no_less_exact_than_xlas_attention():
 def test_padding_gets_no_gradient_and_changes_nothing():
     inputs, toward = random_inputs(1, 10, 2, 64)
     toward[:, 7:] = 0
-    first = value_and_gradients(attend_packed, inputs, toward, valid_tokens=7)
+    first = value_and_gradients(attend_packed, inputs, toward, num_valid=7)
     other = {"qkv": inputs["qkv"].at[:, 7:].set(100.0)}
-    second = value_and_gradients(attend_packed, other, toward, valid_tokens=7)
+    second = value_and_gradients(attend_packed, other, toward, num_valid=7)
     np.testing.assert_array_equal(first["out"][:, :7], second["out"][:, :7])
     for found in (first, second):
         assert np.abs(found["qkv"][:, :7]).max() > 0.1

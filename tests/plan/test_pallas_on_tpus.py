@@ -89,7 +89,7 @@ def main() -> None:
         }
 
         def total(inputs):
-            out = attend_packed(**inputs, valid_tokens=tokens - 1)
+            out = attend_packed(**inputs, num_valid=tokens - 1)
             return out.astype(jnp.float32).sum(), out
 
         compiled = jax.jit(wrap(jax.grad(total, has_aux=True))).lower(inputs).compile()

@@ -160,7 +160,7 @@ def test_one_key_too_few_of_197_is_beyond_the_limits(monkeypatch):
     monkeypatch.setattr(
         pallas_attention,
         "attend_packed",
-        lambda *args, **options: attend_packed(*args, **options | {"valid_tokens": 196}),
+        lambda *args, **options: attend_packed(*args, **options | {"num_valid": 196}),
     )
     of_all, _ = compare(call(197, heads=4, head_dim=64))["output"]
     assert of_all == pytest.approx(197**-0.5, rel=0.25)

@@ -452,7 +452,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         pooling=tuple(_POOLINGS.values()),
     )
     params, model = with_learned_table(loaded), loaded.model
-    assert model.tokens is not None
+    assert model.num_tokens is not None
     prefix = model.num_prefix
     if options.num_registers and "class_token" in params:
         # In timm either all prefix tokens have a position embedding or none of them.
@@ -471,7 +471,7 @@ def to_tensors(loaded: "Loaded") -> Tensors:
         "init_values": options.layer_scale,
         "class_token": "class_token" in params,
         "reg_tokens": options.num_registers,
-        "no_embed_class": prefix > 0 and params[TABLE].shape[1] == model.tokens - prefix,
+        "no_embed_class": prefix > 0 and params[TABLE].shape[1] == model.num_tokens - prefix,
         "global_pool": pooling,
         "fc_norm": False,
         "act_layer": "gelu_tanh" if options.gelu_approximate else "gelu",

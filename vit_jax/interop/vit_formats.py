@@ -205,9 +205,9 @@ def with_learned_table(loaded: "Loaded", *, sincos: bool = True) -> dict[str, np
         or (isinstance(table, Sincos2d) and table.spec.kind == "sincos_2d" and not sincos)
     ):
         return params
-    assert model.tokens is not None
+    assert model.num_tokens is not None
     params = {n: a for n, a in params.items() if not n.startswith("position_embedding/")}
-    rows = np.asarray(table(model.tokens))
+    rows = np.asarray(table(model.num_tokens))
     patches = model.grid[0] * model.grid[1]
     params[TABLE] = np.concatenate([rows[:, : "class_token" in params], rows[:, -patches:]], 1)
     return params

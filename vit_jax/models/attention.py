@@ -18,7 +18,7 @@ from vit_jax.models.stacking import save_for_backward
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
 # Number of tokens that are not padding: one for all examples, or [B]; None: there is no padding.
-ValidTokens = int | Int[Array, " B"] | None
+NumValid = int | Int[Array, " B"] | None
 # Of N queries and M keys. True: the query attends to the key.
 Mask = Bool[Array, "#B 1 N M"]
 # Cosines and sines [N, K] for all images, or [B, N, K] for each.
@@ -78,7 +78,7 @@ class SelfAttention(nnx.Module):
         x: Float[Array, "B N D"],
         *,
         rope: Rope | None = None,
-        valid_tokens: ValidTokens = None,
+        num_valid: NumValid = None,
         mask: Mask | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
@@ -90,8 +90,8 @@ class SelfAttention(nnx.Module):
         which turns dropout on.
         """
         captured = {}
-        if self._is_packed(rope, valid_tokens, mask, capture):
-            heads = self._attend_packed(x, valid_tokens)
+        if self._can_pack(rope, num_valid, mask, capture):
+            heads = self._attend_packed(x, num_valid)
         else:
             qkv = constrain(_to_heads(self.qkv, x), "batch", None, None, "tensor")
             q, k, v = jnp.moveaxis(qkv, -3, 0)  # [B, N, 3, H, K] -> three of [B, N, H, K].
@@ -106,28 +106,28 @@ class SelfAttention(nnx.Module):
                 v,
                 bias=bias,
                 implementation=self.implementation,
-                valid_tokens=valid_tokens,
+                num_valid=num_valid,
                 mask=mask,
             )
             if "attention_weights" in capture:
-                captured["attention_weights"] = attention_weights(q, k, bias, valid_tokens, mask)
+                captured["attention_weights"] = attention_weights(q, k, bias, num_valid, mask)
         out = _from_heads(self.out, constrain(heads, "batch", None, "tensor"))
         return self.dropout(out, deterministic=key is None, rngs=key), captured
 
-    def _is_packed(
+    def _can_pack(
         self,
         rope: Rope | None,
-        valid_tokens: ValidTokens,
+        num_valid: NumValid,
         mask: Mask | None,
         capture: tuple[str, ...],
     ) -> bool:
-        """Whether the Pallas kernel can take q, k and v in one array, as the matmul gives them."""
-        if self.implementation != "pallas" or isinstance(valid_tokens, jax.Array):
+        """Whether the Pallas kernel can take the result of the matmul with `qkv` as it is."""
+        if self.implementation != "pallas" or isinstance(num_valid, jax.Array):
             return False
-        not_in_kernel = (self.query_norm, self.relative, rope, mask)
-        return "attention_weights" not in capture and all(part is None for part in not_in_kernel)
+        need_attend = (self.query_norm, self.relative, rope, mask)
+        return "attention_weights" not in capture and all(part is None for part in need_attend)
 
-    def _attend_packed(self, x: Float[Array, "B N D"], valid_tokens: Any) -> jax.Array:
+    def _attend_packed(self, x: Float[Array, "B N D"], num_valid: Any) -> jax.Array:
         """Attention by the Pallas kernel, which itself adds the layer's bias of q, k and v."""
         from vit_jax.models.pallas_attention import attend_packed
 
@@ -136,7 +136,7 @@ class SelfAttention(nnx.Module):
         qkv_bias = self.qkv.bias
         if qkv_bias is not None:
             qkv_bias = qkv_bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
-        return attend_packed(qkv, qkv_bias=qkv_bias, valid_tokens=valid_tokens)
+        return attend_packed(qkv, qkv_bias=qkv_bias, num_valid=num_valid)
 
 
 def attend(
@@ -146,29 +146,27 @@ def attend(
     *,
     bias: Float[Array, "B H N M"] | None = None,
     implementation: Implementation = "xla",
-    valid_tokens: ValidTokens = None,
+    num_valid: NumValid = None,
     mask: Mask | None = None,
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, softmax in float32.
 
-    Keys and values after the first `valid_tokens` are padding and get no weight, nor do keys where
+    Keys and values after the first `num_valid` are padding and get no weight, nor do keys where
     the mask is False.
 
     Implementations: "einsum" is the formula written out; on CPUs a training step is about 10 %
     faster with it than with "xla". "xla" and "cudnn" are kernels of
     `jax.nn.dot_product_attention`. "pallas" is `pallas_attention.attend_packed`, for
-    self-attention; it takes no mask, and no `valid_tokens` by example: with these, "xla" is used.
+    self-attention; it takes no mask and no `num_valid` of shape [B]: with these, "xla" is used.
     """
     if implementation == "einsum":
-        weights = attention_weights(query, key, bias, valid_tokens, mask).astype(value.dtype)
+        weights = attention_weights(query, key, bias, num_valid, mask).astype(value.dtype)
         return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
-    if implementation == "pallas" and mask is None and not isinstance(valid_tokens, jax.Array):
+    if implementation == "pallas" and mask is None and not isinstance(num_valid, jax.Array):
         from vit_jax.models.pallas_attention import attend_packed
 
-        return attend_packed(
-            jnp.stack([query, key, value], 2), bias=bias, valid_tokens=valid_tokens
-        )
-    lengths = valid_tokens
+        return attend_packed(jnp.stack([query, key, value], 2), bias=bias, num_valid=num_valid)
+    lengths = num_valid
     if isinstance(lengths, int):
         lengths = jnp.full((key.shape[0],), lengths, jnp.int32)
     return jax.nn.dot_product_attention(
@@ -186,7 +184,7 @@ def attention_weights(
     query: Float[Array, "B N H K"],
     key: Float[Array, "B M H K"],
     bias: Float[Array, "B H N M"] | None = None,
-    valid_tokens: ValidTokens = None,
+    num_valid: NumValid = None,
     mask: Mask | None = None,
 ) -> Float[Array, "B H N M"]:
     """Returns the weights that `attend` applies, float32, each row summing to 1."""
@@ -195,8 +193,8 @@ def attention_weights(
     logits = logits if bias is None else logits + bias
     if mask is not None:  # Not -inf, so that a query without any key gets finite weights.
         logits = jnp.where(mask, logits, jnp.finfo(jnp.float32).min)
-    if valid_tokens is not None:  # -inf is safe here: every example has a valid token.
-        is_valid = jnp.arange(key.shape[1])[None] < jnp.reshape(jnp.asarray(valid_tokens), (-1, 1))
+    if num_valid is not None:  # -inf is safe here: every example has a valid token.
+        is_valid = jnp.arange(key.shape[1])[None] < jnp.reshape(jnp.asarray(num_valid), (-1, 1))
         logits = jnp.where(is_valid[:, None, None], logits, -jnp.inf)
     return softmax(logits)
 

@@ -115,9 +115,7 @@ def _compiler_problem(
     bias = jax.ShapeDtypeStruct((2, num_heads, tokens, tokens), jnp.float32) if has_bias else None
 
     def total(q, k, v, bias):
-        return attend(
-            q, k, v, bias=bias, implementation=implementation, valid_tokens=tokens - 1
-        ).sum()
+        return attend(q, k, v, bias=bias, implementation=implementation, num_valid=tokens - 1).sum()
 
     try:
         jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(shape, shape, shape, bias).compile()

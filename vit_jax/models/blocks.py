@@ -11,7 +11,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 from vit_jax.models.activation_sharding import constrain, on_each_device
-from vit_jax.models.attention import Implementation, Mask, Rope, SelfAttention, ValidTokens
+from vit_jax.models.attention import Implementation, Mask, NumValid, Rope, SelfAttention
 from vit_jax.models.attention_choice import choose_attention
 from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.embedding import TableSpec, build_table
@@ -86,7 +86,7 @@ class EncoderBlock(nnx.Module):
         x: Float[Array, "B N D"],
         *,
         rope: Rope | None = None,
-        valid_tokens: ValidTokens = None,
+        num_valid: NumValid = None,
         mask: Mask | None = None,
         key: jax.Array | None = None,
         drop_rate: Float[Array, ""] | None = None,
@@ -94,8 +94,8 @@ class EncoderBlock(nnx.Module):
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
         """Returns the new tokens and those of BLOCK_INTERMEDIATES that `capture` names.
 
-        A key turns dropout on. With a key, a `drop_rate` turns on stochastic depth: it is the
-        probability that an example skips a residual branch.
+        A key turns dropout on. A `drop_rate`, which needs a key, turns on stochastic depth: it is
+        the probability that an example skips a residual branch.
         """
         keys = (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
         pre = self.norm_placement == "pre"
@@ -105,7 +105,7 @@ class EncoderBlock(nnx.Module):
         attention_output, captured = self.attention(
             self.attention_norm(x) if pre else x,
             rope=rope,
-            valid_tokens=valid_tokens,
+            num_valid=num_valid,
             mask=mask,
             key=keys[0],
             capture=capture,
@@ -152,7 +152,7 @@ def drop_branch(
     return jnp.where(is_kept, branch / (1 - drop_rate).astype(branch.dtype), 0)
 
 
-def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+def _row_major(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
     """Makes XLA store each token's features contiguously.
 
     Each device does this for its part: a layout of a sharded array would make XLA gather the whole
@@ -168,10 +168,10 @@ def _store_rows(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
 class Encoder(nnx.Module):
     """L blocks of the same structure, one after the other.
 
-    Every parameter of `blocks` has a leading axis L. `tokens` is the number of tokens, for the
-    attention kernel and the relative positions. `platform` is where the model will run; None: the
-    default backend. `position_table` describes the table that each block has; with `relative`, each
-    block has relative positions, see `position.RelativeBias`.
+    Every parameter of `blocks` has a leading axis L. The attention kernel is chosen for
+    `num_tokens` tokens, and for `platform`, where the model will run; None: the default backend.
+    `position_table` describes the table that each block has; with `relative`, each block has
+    relative positions, see `position.RelativeBias`.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Encoder(nnx.Module):
         shape: EncoderShape,
         options: BlockOptions,
         *,
-        tokens: int,
+        num_tokens: int,
         position_table: TableSpec | None = None,
         relative: bool = False,
         platform: str | None = None,
@@ -188,7 +188,7 @@ class Encoder(nnx.Module):
         platform = platform or jax.default_backend()
         self.attention_choice = choose_attention(
             options.attention_implementation,
-            tokens=tokens,
+            tokens=num_tokens,
             head_dim=shape.width // shape.num_heads,
             num_heads=shape.num_heads,
             dtype=jnp.dtype(options.dtype),
@@ -201,7 +201,7 @@ class Encoder(nnx.Module):
             options,
             implementation=self.attention_choice.implementation,
             position_table=position_table,
-            relative_tokens=tokens if relative else None,
+            relative_tokens=num_tokens if relative else None,
         )
         self.blocks = build_stack(lambda rngs: make_block(rngs=rngs), shape.depth, rngs)
         self.depth = shape.depth
@@ -210,7 +210,7 @@ class Encoder(nnx.Module):
         self.loop = layer_loop(options.scan, options.remat)
         # On a GPU, XLA may otherwise choose a layout that it must convert before every matmul. The
         # conversions were a tenth of a step's memory traffic.
-        self.stores_rows = platform in ("gpu", "cuda")
+        self.row_major = platform in ("gpu", "cuda")
 
     def __call__(
         self,
@@ -218,7 +218,7 @@ class Encoder(nnx.Module):
         *,
         position: Float[Array, "1 N D"] | None = None,
         rope: Rope | None = None,
-        valid_tokens: ValidTokens = None,
+        num_valid: NumValid = None,
         mask: Mask | None = None,
         key: jax.Array | None = None,
         capture: tuple[str, ...] = (),
@@ -226,27 +226,28 @@ class Encoder(nnx.Module):
     ) -> tuple[Float[Array, "B N D"], dict[str, Float[Array, "L ..."]]]:
         """Returns the tokens after the last block, and the captured intermediates of the blocks.
 
-        `position` is a table added to the input of every block. Only the first `valid_tokens`
+        `position` is a table added to the input of every block. Only the first `num_valid`
         tokens are attended to. A key turns dropout and stochastic depth on. With a span (first,
-        end), only the blocks first to end - 1 are applied, counted from 0.
+        end), only `blocks[first:end]` are applied.
         """
-        tokens = x.shape[1]
-        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight.
-        padding = -tokens % self.attention_choice.token_multiple
+        num_tokens = x.shape[1]
+        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. A mask is
+        # not padded, because none of these kernels takes one.
+        padding = -num_tokens % self.attention_choice.token_multiple
         if padding:
             x, position, rope = jax.tree.map(
                 lambda rows: jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, padding), (0, 0)]),
                 (x, position, rope),
             )
-            valid_tokens = tokens if valid_tokens is None else valid_tokens
+            num_valid = num_tokens if num_valid is None else num_valid
 
         def apply_block(block: Any, x: jax.Array, key_and_rate: Any) -> tuple[jax.Array, Any]:
             key, drop_rate = key_and_rate
-            x = constrain(_store_rows(x) if self.stores_rows else x, "batch")
+            x = constrain(_row_major(x) if self.row_major else x, "batch")
             return block(
                 x if position is None else x + position.astype(x.dtype),
                 rope=rope,
-                valid_tokens=valid_tokens,
+                num_valid=num_valid,
                 mask=mask,
                 key=key,
                 drop_rate=drop_rate,
@@ -265,14 +266,14 @@ class Encoder(nnx.Module):
             loop=self.loop,
         )
         if padding:
-            x = x[:, :tokens]
+            x = x[:, :num_tokens]
             captured = {
-                name: without_padding(name, value, tokens) for name, value in captured.items()
+                name: without_padding(name, value, num_tokens) for name, value in captured.items()
             }
         return constrain(x, "batch"), captured
 
 
-def without_padding(name: str, value: jax.Array, tokens: int) -> jax.Array:
-    """Returns the first `tokens` tokens of an intermediate."""
-    value = value[..., :tokens, :]
-    return value[..., :tokens] if name == "attention_weights" else value
+def without_padding(name: str, value: jax.Array, num_tokens: int) -> jax.Array:
+    """Returns the first `num_tokens` tokens of an intermediate."""
+    value = value[..., :num_tokens, :]
+    return value[..., :num_tokens] if name == "attention_weights" else value

@@ -51,7 +51,7 @@ class ImageModel(nnx.Module):
     Attributes:
         image_size: (height, width) in pixels that the model is built for.
         grid: rows and columns of patches, or of the last feature map.
-        tokens: length of the sequence of tokens, class token and registers included; None: a
+        num_tokens: length of the sequence of tokens, class token and registers included; None: a
             model without tokens.
         num_prefix: number of tokens before the patches: class token and registers.
         num_heads: number of attention heads; None: a model without self-attention.
@@ -67,7 +67,7 @@ class ImageModel(nnx.Module):
 
     image_size: tuple[int, int]
     grid: tuple[int, int]
-    tokens: int | None = None
+    num_tokens: int | None = None
     num_prefix: int = 0
     num_heads: int | None = None
     parts: ClassVar[tuple[str, ...]] = ()

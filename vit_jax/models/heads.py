@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from vit_jax.models.activation_sharding import Dimension, constrain
-from vit_jax.models.attention import ValidTokens, attend, attention_weights
+from vit_jax.models.attention import NumValid, attend, attention_weights
 from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.mlp import Mlp
@@ -54,12 +54,12 @@ class AttentionPooling(nnx.Module):
     def __call__(
         self,
         tokens: Float[Array, "B N D"],
-        valid_tokens: ValidTokens = None,
+        num_valid: NumValid = None,
         mask: Bool[Array, "#B 1 1 N"] | None = None,
     ) -> Float[Array, "B D"]:
         """Returns one vector per example.
 
-        Tokens after the first `valid_tokens`, and those where the mask is False, get no weight.
+        Tokens after the first `num_valid`, and those where the mask is False, get no weight.
         """
         shape = (tokens.shape[0], *self.probe.shape[1:])
         probe = constrain(jnp.broadcast_to(self.probe[...], shape), "batch")
@@ -67,7 +67,7 @@ class AttentionPooling(nnx.Module):
             constrain(layer(x), "batch", None, "tensor")
             for layer, x in ((self.query, probe), (self.key, tokens), (self.value, tokens))
         )
-        attended = attend(query, key, value, valid_tokens=valid_tokens, mask=mask)
+        attended = attend(query, key, value, num_valid=num_valid, mask=mask)
         x = constrain(self.out(attended), "batch")
         return (x + constrain(self.mlp(self.norm(x)), "batch"))[:, 0]
 
@@ -135,7 +135,9 @@ def count_classes(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return 0 if kernel is None else kernel[-1]
 
 
-def pool(tokens: Float[Array, "B N D"], pooling: str, num_prefix: int) -> Float[Array, "B F"]:
+def pool_tokens(
+    tokens: Float[Array, "B N D"], pooling: str, num_prefix: int
+) -> Float[Array, "B F"]:
     """Pools tokens (class token if any, registers, patches) by a method without parameters.
 
     "token" is the first token, "gap" the mean of the patches, "flatten" all patches concatenated.

@@ -164,14 +164,14 @@ class Mixer(ImageModel):
         check_image_size(image_size, shape.patch_size, "patch size")
         self.image_size = image_size
         self.grid = (image_size[0] // shape.patch_size, image_size[1] // shape.patch_size)
-        self.tokens = self.grid[0] * self.grid[1]
+        self.num_tokens = self.grid[0] * self.grid[1]
         self.depth = shape.depth
         self.stochastic_depth = options.stochastic_depth
         self.loop = layer_loop(options.scan, options.remat)
         self.patch_embedding = PatchEmbedding(
             shape.patch_size, 3, shape.width, dtype=dtype, rngs=rngs
         )
-        make = partial(MixerBlock, shape, self.tokens, BlockOptions(dtype=options.dtype))
+        make = partial(MixerBlock, shape, self.num_tokens, BlockOptions(dtype=options.dtype))
         self.blocks = build_stack(lambda rngs: make(rngs=rngs), shape.depth, rngs)
         self.norm = LayerNorm(shape.width, dtype=dtype)
         self.head = Head(shape.width, num_classes, bias_init=options.head_bias_init, rngs=rngs)
@@ -269,7 +269,7 @@ def _describe(options: MixerConfig, model: Mixer) -> list[tuple[str, str, str]]:
         ("token MLP dim", f"{shape.token_mlp_dim:,}", ""),
         ("channel MLP dim", f"{shape.channel_mlp_dim:,}", ""),
         ("patch size", f"{shape.patch_size}", "px"),
-        ("tokens", f"{model.tokens:,}", f"{model.grid[0]} x {model.grid[1]} patches"),
+        ("tokens", f"{model.num_tokens:,}", f"{model.grid[0]} x {model.grid[1]} patches"),
     ]
 
 

@@ -57,7 +57,7 @@ def apply(model: ViT, images: Patches, *, key: jax.Array | None = None) -> Float
     if isinstance(model.position_embedding, Learned1d):
         positions = model.position_embedding.of_grids(images.grid, images.patches.shape[1])
     x = model.embed(model.patch_embedding.of_patches(images.patches), positions, key=keys[0])
-    x, _ = model.encoder(x, valid_tokens=model.num_prefix + images.lengths, key=keys[1])
+    x, _ = model.encoder(x, num_valid=model.num_prefix + images.lengths, key=keys[1])
     encoded = model.final_norm(x)
     patches = encoded[:, model.num_prefix :]
     if model.attention_pooling is not None:

@@ -41,7 +41,7 @@ def attend_packed(
     *,
     qkv_bias: Float[Array, "3 H K"] | None = None,
     bias: Float[Array, "B H N N"] | None = None,
-    valid_tokens: int | None = None,
+    num_valid: int | None = None,
 ) -> Float[Array, "B N H K"]:
     """softmax(query key^T / sqrt(K) + bias) value, with gradients for all arrays.
 
@@ -50,9 +50,9 @@ def attend_packed(
 
     `qkv_bias`, of the type of `qkv`, is added to it. The kernel sums its gradient on the chip,
     which saves a pass over the gradient of `qkv`. `bias` is f32. Keys and values after the first
-    `valid_tokens` are padding and get no weight.
+    `num_valid` are padding and get no weight.
     """
-    return _attend(valid_tokens or qkv.shape[1], qkv, qkv_bias, bias)
+    return _attend(num_valid or qkv.shape[1], qkv, qkv_bias, bias)
 
 
 def fits(tokens: int, num_heads: int, head_dim: int, itemsize: int, *, has_bias: bool) -> bool:
@@ -67,7 +67,7 @@ class Split:
 
     Attributes:
         tokens: N.
-        valid_tokens: keys after these get no weight.
+        num_valid: keys after these get no weight.
         heads: H.
         head_dim: K.
         images: images of a step.
@@ -80,7 +80,7 @@ class Split:
     """
 
     tokens: int
-    valid_tokens: int
+    num_valid: int
     heads: int
     head_dim: int
     images: int
@@ -129,7 +129,7 @@ class Call:
     def small_batch(self) -> int:
         """Images of two steps of the grid; of one, if two would be computed in one step."""
         split, itemsize = self.split, jnp.dtype(self.dtype).itemsize
-        sizes = split.tokens, split.valid_tokens, split.heads, split.head_dim, itemsize
+        sizes = split.tokens, split.num_valid, split.heads, split.head_dim, itemsize
         biases = {"has_qkv_bias": split.has_qkv_bias, "has_bias": split.has_bias}
         two = 2 * split.images
         return two if _split(two, *sizes, **biases) == split else split.images
@@ -160,7 +160,7 @@ def _round_up(size: int, unit: int) -> int:
 def _split(
     batch: int,
     tokens: int,
-    valid_tokens: int,
+    num_valid: int,
     heads: int,
     head_dim: int,
     itemsize: int,
@@ -185,7 +185,7 @@ def _split(
     most = _BLOCK_BYTES // size(heads) if packed else 1
     images = next(n for n in range(max(most, 1), 0, -1) if batch % n == 0)
     return Split(
-        tokens, valid_tokens, heads, head_dim, images, at_once, packed, has_qkv_bias, has_bias
+        tokens, num_valid, heads, head_dim, images, at_once, packed, has_qkv_bias, has_bias
     )
 
 
@@ -306,9 +306,9 @@ def _exponentials(
     logits = _dot(q, k, (1, 1)) * split.head_dim**-0.5
     if bias is not None:
         logits += bias[at]
-    if split.valid_tokens < split.tokens:
+    if split.num_valid < split.tokens:
         column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
-        logits = jnp.where(column < split.valid_tokens, logits, -jnp.inf)
+        logits = jnp.where(column < split.num_valid, logits, -jnp.inf)
     powers = jnp.exp(logits - logits.max(-1, keepdims=True))
     return powers, 1 / powers.sum(-1, keepdims=True)
 
@@ -321,7 +321,7 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
 
 
 def _call(
-    valid_tokens: int,
+    num_valid: int,
     qkv: jax.Array,
     qkv_bias: jax.Array | None,
     bias: jax.Array | None,
@@ -335,7 +335,7 @@ def _call(
     split = _split(
         B,
         N,
-        valid_tokens,
+        num_valid,
         H,
         K,
         qkv.dtype.itemsize,
@@ -436,13 +436,13 @@ def _given(*pairs: tuple[Any, Any]) -> tuple[list[Any], list[Any]]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    valid_tokens: int, qkv: jax.Array, qkv_bias: jax.Array | None, bias: jax.Array | None
+    num_valid: int, qkv: jax.Array, qkv_bias: jax.Array | None, bias: jax.Array | None
 ) -> jax.Array:
     def forward(qkv: jax.Array, *rest: jax.Array) -> jax.Array:
         left = list(rest)
         own_qkv_bias = None if qkv_bias is None else left.pop(0)
         own_bias = None if bias is None else left.pop(0)
-        return _call(valid_tokens, qkv, own_qkv_bias, own_bias, None)[0]
+        return _call(num_valid, qkv, own_qkv_bias, own_bias, None)[0]
 
     arrays, dimensions = _given((qkv, _QKV), (qkv_bias, _QKV_BIAS), (bias, _BIAS))
     return on_each_device(forward, dimensions, _OUT)(*arrays)
@@ -452,19 +452,19 @@ _Arrays = tuple[jax.Array, jax.Array | None, jax.Array | None]
 
 
 def _attend_fwd(
-    valid_tokens: int, qkv: jax.Array, qkv_bias: jax.Array | None, bias: jax.Array | None
+    num_valid: int, qkv: jax.Array, qkv_bias: jax.Array | None, bias: jax.Array | None
 ) -> tuple[jax.Array, _Arrays]:
-    return _attend(valid_tokens, qkv, qkv_bias, bias), (qkv, qkv_bias, bias)
+    return _attend(num_valid, qkv, qkv_bias, bias), (qkv, qkv_bias, bias)
 
 
-def _attend_bwd(valid_tokens: int, kept: _Arrays, d_out: jax.Array) -> _Arrays:
+def _attend_bwd(num_valid: int, kept: _Arrays, d_out: jax.Array) -> _Arrays:
     qkv, qkv_bias, bias = kept
 
     def backward(qkv: jax.Array, d_out: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
         left = list(rest)
         own_qkv_bias = None if qkv_bias is None else left.pop(0)
         own_bias = None if bias is None else left.pop(0)
-        return _call(valid_tokens, qkv, own_qkv_bias, own_bias, d_out)
+        return _call(num_valid, qkv, own_qkv_bias, own_bias, d_out)
 
     arrays, dimensions = _given((qkv, _QKV), (d_out, _OUT), (qkv_bias, _QKV_BIAS), (bias, _BIAS))
     _, results = _given((qkv, _QKV), (qkv_bias, _QKV_BIASES), (bias, _BIAS))

@@ -72,7 +72,7 @@ def summarize(options: ModelConfig, *, num_classes: int, image_size: int) -> Sum
     return Summary(
         sizes=family.describe(options, model),
         image_size=image_size,
-        tokens=model.tokens,
+        tokens=model.num_tokens,
         parts=parameters_by_part(model),
         macs=forward_macs(options, **sizes),
         activations=measure_activations(model, image_size),

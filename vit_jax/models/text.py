@@ -143,7 +143,7 @@ class TextTower(nnx.Module):
     ):
         shape, dtype = text_shape(options), jnp.dtype(pair.dtype)
         self.options, self.dtype, self.num_heads = options, dtype, shape.num_heads
-        self.tokens = options.context_length
+        self.num_tokens = options.context_length
         make_norm = partial(LayerNorm, shape.width, epsilon=options.norm_epsilon, dtype=dtype)
         make_table = partial(_build_table, width=shape.width, rngs=rngs)
         is_post = options.norm_placement == "post"
@@ -164,7 +164,9 @@ class TextTower(nnx.Module):
             remat=pair.remat,
             scan=pair.scan,
         )
-        self.encoder = Encoder(shape, of_blocks, tokens=self.tokens, platform=platform, rngs=rngs)
+        self.encoder = Encoder(
+            shape, of_blocks, num_tokens=self.num_tokens, platform=platform, rngs=rngs
+        )
         self.norm = None if is_post else make_norm()
         make_pooling = partial(
             AttentionPooling, shape.width, shape.num_heads, shape.mlp_dim, of_blocks, rngs=rngs

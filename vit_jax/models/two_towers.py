@@ -243,7 +243,7 @@ class TwoTowers(ImageModel):
         self.bias = None if bias_init is None else nnx.Param(jnp.asarray(bias_init, jnp.float32))
         self.embedding_size = width
         self.image_size, self.grid = image.image_size, image.grid
-        self.tokens, self.num_prefix = image.tokens, image.num_prefix
+        self.num_tokens, self.num_prefix = image.num_tokens, image.num_prefix
         self.num_heads = image.num_heads
 
     @property
@@ -253,14 +253,14 @@ class TwoTowers(ImageModel):
 
     @property
     def attention_lengths(self) -> tuple[int, ...]:
-        return (*self.image.attention_lengths, self.text.tokens)
+        return (*self.image.attention_lengths, self.text.num_tokens)
 
     @property
     def intermediates(self) -> tuple[str, ...]:
         return ()
 
     def example_inputs(self, batch: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-        texts = jax.ShapeDtypeStruct((batch, self.text.tokens), jnp.int32)
+        texts = jax.ShapeDtypeStruct((batch, self.text.num_tokens), jnp.int32)
         return (*self.image.example_inputs(batch), texts)
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -20,7 +20,7 @@ from vit_jax.models.family import (
     check_intermediates,
     with_intermediates,
 )
-from vit_jax.models.heads import AttentionPooling, Head, pool
+from vit_jax.models.heads import AttentionPooling, Head, pool_tokens
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.position import rope_2d
 from vit_jax.models.resnet import Trunk
@@ -40,7 +40,7 @@ class ViT(ImageModel):
     """Vision Transformer: images -> patches -> tokens -> encoder -> pooling -> head.
 
     In shapes, P is the number of patches, and N that of tokens: class token, registers and patches.
-    (In the paper, P is a patch's side and N the number of patches.) `tokens` is N.
+    (In the paper, P is a patch's side and N the number of patches.) `num_tokens` is N.
 
     `position_placement`, as in appendix D.4 of the paper: with "stem", the position table is added
     to the input of the encoder; with "shared", to that of every block; with "every_layer", every
@@ -70,11 +70,10 @@ class ViT(ImageModel):
         self.grid = (image_size[0] // shape.stride, image_size[1] // shape.stride)
         num_patches = self.grid[0] * self.grid[1]
         self.num_prefix = has_class_token(options) + options.num_registers
-        self.tokens: int = self.num_prefix + num_patches  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.num_tokens: int = self.num_prefix + num_patches  # pyright: ignore[reportIncompatibleVariableOverride]
         self.num_heads, self.head_dim = shape.num_heads, width // shape.num_heads
 
-        loop = {"remat": options.remat, "scan": options.scan}
-        make_stem = partial(Trunk, dtype=dtype, **loop, rngs=rngs)
+        make_stem = partial(Trunk, dtype=dtype, remat=options.remat, scan=options.scan, rngs=rngs)
         self.stem = None if shape.stem is None else make_stem(shape.stem, version=1)
         channels = 3 if shape.stem is None else shape.stem.channels
         self.patch_embedding = PatchEmbedding(
@@ -88,13 +87,13 @@ class ViT(ImageModel):
         self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if has_class_token(options) else None
         count = options.num_registers
         self.registers = learned_tokens(count, width, rngs) if count else None
-        table = position_table(options, self.grid, width)  # Its sizes; None: there is none.
+        table_spec = position_table(options, self.grid, width)  # None: no table.
         in_blocks = options.position_placement == "every_layer"
-        input_table = None if in_blocks else table
+        input_table = None if in_blocks else table_spec
         self.position_embedding = build_table(input_table, rngs=rngs) if input_table else None
         self.position_placement = options.position_placement
         # The table may be stored for another grid. Then it is resampled at each call.
-        self.stored_grid = (None if table is None else table.stored_grid) or self.grid
+        self.stored_grid = (table_spec.stored_grid if table_spec else None) or self.grid
         self.has_rope = options.position_embedding == "rope_2d"
         self.dropout = nnx.Dropout(options.dropout)
         make_norm = partial(LayerNorm, width, epsilon=options.norm_epsilon, dtype=dtype)
@@ -102,13 +101,13 @@ class ViT(ImageModel):
         self.encoder = Encoder(
             block_shape(shape, options),
             options,
-            tokens=self.tokens,
-            position_table=table if in_blocks else None,
+            num_tokens=self.num_tokens,
+            position_table=table_spec if in_blocks else None,
             relative=options.position_embedding == "relative",
             platform=platform,
             rngs=rngs,
         )
-        log_choice(self.encoder.attention_choice, self.tokens)
+        log_choice(self.encoder.attention_choice, self.num_tokens)
         self.norm: Any = None if options.norm_placement == "post" else make_norm()
         make_pooling = partial(AttentionPooling, width, shape.num_heads, shape.mlp_dim, options)
         self.attention_pooling = make_pooling(rngs=rngs) if self.pooling == "map" else None
@@ -130,9 +129,8 @@ class ViT(ImageModel):
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
-        layer. Of the L blocks, with H heads, there are "attention_weights" [L, B, H, N, N], and
-        [L, B, N, D] of "attention_output" and "mlp_output", as these modules return them, and of
-        "block_output".
+        layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; "attention_output"
+        and "mlp_output", as these modules return them, and "block_output", [L, B, N, D] each.
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -164,8 +162,8 @@ class ViT(ImageModel):
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
         Equation 1; `embed_patches` has multiplied the patches by E. For a part of the patches, as
-        in MAE, `position_rows` are the positions of all tokens of the result. None: those of the
-        table, if it is added here. A key turns dropout on.
+        in MAE, pass `position_rows`, one for each token of the result. None: those of the table,
+        if it is added here. A key turns dropout on.
         """
         if position_rows is None:
             position_rows = self.positions("stem")
@@ -188,11 +186,11 @@ class ViT(ImageModel):
         capture: tuple[str, ...] = (),
         span: tuple[int, int] | None = None,
     ) -> tuple[Float[Array, "B N D"], dict[str, jax.Array]]:
-        """Returns the tokens after the blocks and the final norm, and intermediates of the blocks.
+        """Returns the tokens after the blocks and `final_norm`, and intermediates of the blocks.
 
-        For a part of the tokens, `rope` has their cosines and sines; "shared" and "every_layer"
-        need all tokens. With a span (first, end), only the blocks first to end - 1 are applied,
-        without the final norm.
+        For a part of the tokens, pass their `rope`. A position table in the blocks (placement
+        "shared" or "every_layer") needs all tokens. With a span (first, end), only
+        `blocks[first:end]` are applied, without the final norm.
         """
         if self.has_rope and rope is None:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
@@ -207,17 +205,17 @@ class ViT(ImageModel):
         """Returns the position table of all tokens if it is added at this place; else None."""
         if self.position_embedding is None or self.position_placement != placement:
             return None
-        return self.position_embedding(self.tokens)
+        return self.position_embedding(self.num_tokens)
 
     def pool(self, encoded: Float[Array, "B N D"]) -> Float[Array, "B F"]:
         """Returns a vector for each image; F is D, or P * D for pooling "flatten"."""
         if self.attention_pooling is not None:
             return self.attention_pooling(encoded[:, self.num_prefix :])
-        features = pool(encoded, self.pooling, self.num_prefix)
+        features = pool_tokens(encoded, self.pooling, self.num_prefix)
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless `pool` applies it, or x is a map of the stem."""
+        """LayerNorm (equation 4), unless there is none, `pool` applies it, or x is a stem's map."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -225,7 +223,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns the tokens after n blocks for a number n, and a map of the stem for its name."""
+        """Returns for a number n the tokens after n blocks, for a name that map of the stem."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
@@ -252,7 +250,7 @@ class ViT(ImageModel):
 
     @property
     def attention_lengths(self) -> tuple[int, ...]:
-        return (self.tokens,)
+        return (self.num_tokens,)
 
     @property
     def table_grid(self) -> tuple[int, int]:

@@ -128,7 +128,7 @@ def _describe(options: ViTConfig, model: ViT) -> list[tuple[str, str, str]]:
         ("MLP dim", f"{mlp_hidden(shape, options):,}", ""),
         ("patch size", f"{shape.patch_size}", "px" if stem is None else "on the stem's map"),
         ("grid", f"{model.grid[0]} x {model.grid[1]}", f"stride {shape.stride} px"),
-        ("tokens", f"{model.tokens:,}", " + ".join(tokens)),
+        ("tokens", f"{model.num_tokens:,}", " + ".join(tokens)),
     ]
     if stem is not None:
         units = " + ".join(map(str, stem.units)) or "root only"

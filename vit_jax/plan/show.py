@@ -376,7 +376,10 @@ def _format_bytes(size: float) -> str:
 
 
 def _format_ms(seconds: float | None) -> str:
-    return _UNKNOWN if seconds is None else f"{seconds * 1e3:,.1f}"
+    if seconds is None:
+        return _UNKNOWN
+    ms = seconds * 1e3
+    return f"{ms:,.1f}" if ms >= 1 else f"{ms:.2g}"
 
 
 def _format_hours(hours: float) -> str:

@@ -28,6 +28,8 @@ _CLOUD_NAMES = {
 }
 # The number in an accelerator type of these counts cores; a chip has two.
 _COUNTED_IN_CORES = ("v4", "v5p")
+# The slices of v5e and v6e. Source: cloud.google.com/tpu/docs/v5e and v6e.
+_SLICES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,4 +195,10 @@ def _check_slice(name: str, chip: Chip, shape: tuple[int, ...]) -> None:
             f"--topology={name} with {math.prod(shape):,} chips",
             f"at most {chip.pod_chips:,} chips, the size of a {chip.name} pod",
             f"plan for several slices, e.g. 2*{generation}:{example}, or for another TPU",
+        )
+    if chip.dimensions == 2 and tuple(sorted(shape)) not in _SLICES:
+        raise ConfigError(
+            f"--topology={name}",
+            f"a slice of {chip.name}: {', '.join(f'{short}x{long}' for short, long in _SLICES)}",
+            f"use e.g. {generation}:4x4",
         )

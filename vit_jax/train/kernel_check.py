@@ -128,7 +128,7 @@ def _row(call: Call) -> dict[str, Any]:
     row: dict[str, Any] = {
         "images": call.small_batch,
         "tokens": split.tokens,
-        "valid_tokens": split.valid_tokens,
+        "valid_tokens": split.num_valid,
         "heads": split.heads,
         "head_dim": split.head_dim,
         "dtype": call.dtype,
@@ -183,7 +183,7 @@ def compare(call: Call) -> dict[str, tuple[float, float]]:
     toward = jnp.asarray(rng.standard_normal((call.small_batch, *sizes)), jnp.float32)
 
     def kernel(arrays: dict[str, jax.Array]) -> jax.Array:
-        return pallas_attention.attend_packed(**arrays, valid_tokens=split.valid_tokens)
+        return pallas_attention.attend_packed(**arrays, num_valid=split.num_valid)
 
     def formula(arrays: dict[str, jax.Array]) -> jax.Array:
         qkv, bias = arrays["qkv"], arrays.get("qkv_bias")
@@ -194,7 +194,7 @@ def compare(call: Call) -> dict[str, tuple[float, float]]:
             value,
             bias=arrays.get("bias"),
             implementation="einsum",
-            valid_tokens=split.valid_tokens,
+            num_valid=split.num_valid,
         )
 
     found = _with_gradients(kernel, inputs, toward)

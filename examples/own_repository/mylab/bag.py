@@ -72,7 +72,7 @@ class Bag(ImageModel):
         dtype = jnp.dtype(options.dtype)  # Of activations; parameters are float32.
         self.image_size = image_size
         self.grid = (image_size[0] // shape.patch_size, image_size[1] // shape.patch_size)
-        self.tokens = self.grid[0] * self.grid[1]
+        self.num_tokens = self.grid[0] * self.grid[1]
         self.patch_embedding = PatchEmbedding(
             shape.patch_size, 3, shape.width, dtype=dtype, rngs=rngs
         )

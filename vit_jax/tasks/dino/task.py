@@ -74,7 +74,7 @@ class Dino(ImageTask):
         self.train_preprocessing = crop_preprocessing(config, self.abstract.grid)
         self.splits_exactly &= section.centring == "mean"
         self.activations = (
-            2 + section.local_crops * self.abstract_local.tokens / self.abstract.tokens
+            2 + section.local_crops * self.abstract_local.num_tokens / self.abstract.num_tokens
         )
         self.teacher = make_teacher(section, data.total_steps)
         self.temperature_fn = teacher_temperature(config, data)

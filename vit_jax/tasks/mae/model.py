@@ -116,7 +116,7 @@ class MaskedAutoencoder(ViT):
             return jnp.concatenate([prefix, take_patches(patches, visible)], axis=1)
 
         table, rope = self.position_embedding, None
-        positions = None if table is None else of_visible(table(self.tokens))
+        positions = None if table is None else of_visible(table(self.num_tokens))
         if self.has_rope:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
             rope = of_visible(jnp.asarray(cos)[None]), of_visible(jnp.asarray(sin)[None])
@@ -165,7 +165,7 @@ class Decoder(nnx.Module):
                 remat=options.remat,
                 scan=options.scan,
             ),
-            tokens=self.num_prefix + table.grid[0] * table.grid[1],
+            num_tokens=self.num_prefix + table.grid[0] * table.grid[1],
             platform=platform,
             rngs=rngs,
         )

@@ -43,9 +43,9 @@ class Mae(ImageTask):
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         super().__init__(config, data, platform=platform)
         model, shape = self.abstract, vit_shape(config.model)  # pyright: ignore[reportArgumentType]
-        self.num_patches = model.tokens - model.num_prefix
+        self.num_patches = model.num_tokens - model.num_prefix
         # What encoder and decoder keep, as a multiple of an encoder that sees all patches.
-        encoder = (model.num_prefix + model.num_visible) / model.tokens
+        encoder = (model.num_prefix + model.num_visible) / model.num_tokens
         decoder = self.section.decoder_width * self.section.decoder_depth
         self.activations = encoder + decoder / (shape.width * shape.depth)
 
