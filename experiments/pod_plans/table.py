@@ -10,7 +10,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 _COLUMNS = (
     "model", "recipe", "slice", "images a step", "mesh d, f, t", "remat", "GiB of", "step, ms",
-    "MFU at most", "days at MFU 40 %", "chip-hours: at least, at MFU 40 %",
+    "MFU at most", "days at {0}", "chip-hours: at least, at {0}",
 )  # fmt: skip
 
 
@@ -18,14 +18,16 @@ def table(name: str = "plans.csv") -> str:
     """Returns a table of plans in Markdown."""
     with (FOLDER / name).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    lines = ["| " + " | ".join(_COLUMNS) + " |", "| --- " * len(_COLUMNS) + "|"]
+    (mfu,) = {f"MFU {100 * float(row['assumed_mfu']):.0f} %" for row in rows}
+    header = "| " + " | ".join(_COLUMNS).format(mfu) + " |"
+    lines = [header, "| --- " * len(_COLUMNS) + "|"]
     return "\n".join([*lines, *map(_line, rows)]) + "\n"
 
 
 def _line(row: dict[str, str]) -> str:
     fits = "" if row["fits"] == "True" else ", does not fit"
     hours = float(row["chip_hours_at_assumed_mfu"])
-    reachable = bool(row["mfu_at_most"]) and float(row["mfu_at_most"]) >= 0.4
+    reachable = bool(row["mfu_at_most"]) and float(row["mfu_at_most"]) >= float(row["assumed_mfu"])
     parts = int(row["accumulation_steps"])
     least = f"{float(row['chip_hours_at_least']):,.0f}" if row["chip_hours_at_least"] else "-"
     cells = (
