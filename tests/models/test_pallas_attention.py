@@ -9,7 +9,7 @@ from vit_jax.errors import ModelError
 from vit_jax.models import pallas_attention
 from vit_jax.models.attention import attend
 from vit_jax.models.attention_choice import choose_attention
-from vit_jax.models.pallas_attention import attend_packed, fits
+from vit_jax.models.pallas_attention import attend_qkv, fits
 
 # Batch, tokens, heads, features of a head, real tokens, whether there is a position bias.
 CASES = {
@@ -29,7 +29,7 @@ CASES = {
 
 
 def random_inputs(batch, tokens, heads, head_dim, *, with_bias=(), dtype=jnp.float32):
-    """Arguments of `attend_packed`, and a random gradient of its result."""
+    """Arguments of `attend_qkv`, and a random gradient of its result."""
     rng = np.random.default_rng(tokens)
     shapes = {
         "qkv": (batch, tokens, 3, heads, head_dim),
@@ -72,7 +72,7 @@ def test_outputs_and_gradients_equal_those_of_the_formula(case, with_qkv_bias):
     inputs, toward = random_inputs(*sizes, with_bias=names)
     found, expected = (
         value_and_gradients(function, inputs, toward, num_valid=valid)
-        for function in (attend_packed, by_formula)
+        for function in (attend_qkv, by_formula)
     )
     assert set(found) == {"out", *inputs}
     for name, ours in found.items():
@@ -84,11 +84,11 @@ def test_outputs_and_gradients_equal_those_of_the_formula(case, with_qkv_bias):
 def test_a_step_of_one_group_of_heads_gives_the_same_as_one_of_whole_images(monkeypatch):
     """Long sequences do not fit otherwise."""
     inputs, toward = random_inputs(2, 12, 4, 64, with_bias=["qkv_bias"])
-    whole = value_and_gradients(attend_packed, inputs, toward)
+    whole = value_and_gradients(attend_qkv, inputs, toward)
     monkeypatch.setattr(pallas_attention, "_BLOCK_BYTES", 120_000)
     assert not pallas_attention._split(2, 12, 12, 4, 64, 4, has_bias=False).packed
     jax.clear_caches()
-    split = value_and_gradients(attend_packed, inputs, toward)
+    split = value_and_gradients(attend_qkv, inputs, toward)
     for name, ours in split.items():
         np.testing.assert_allclose(ours, whole[name], rtol=1e-6, atol=1e-5, err_msg=name)
 
@@ -104,7 +104,7 @@ def test_in_bfloat16_it_is_no_less_exact_than_xlas_attention():
         differences = {n: found[n].astype(jnp.float32) - reference[n] for n in found}
         return {n: float(jnp.sqrt(jnp.mean(d**2))) for n, d in differences.items()}
 
-    ours, theirs = errors(attend_packed), errors(by_formula, implementation="xla")
+    ours, theirs = errors(attend_qkv), errors(by_formula, implementation="xla")
     for name in ("out", "qkv"):
         assert 1e-5 < ours[name] < 1.02 * theirs[name], name
 
@@ -112,9 +112,9 @@ def test_in_bfloat16_it_is_no_less_exact_than_xlas_attention():
 def test_padding_gets_no_gradient_and_changes_nothing():
     inputs, toward = random_inputs(1, 10, 2, 64)
     toward[:, 7:] = 0
-    first = value_and_gradients(attend_packed, inputs, toward, num_valid=7)
+    first = value_and_gradients(attend_qkv, inputs, toward, num_valid=7)
     other = {"qkv": inputs["qkv"].at[:, 7:].set(100.0)}
-    second = value_and_gradients(attend_packed, other, toward, num_valid=7)
+    second = value_and_gradients(attend_qkv, other, toward, num_valid=7)
     np.testing.assert_array_equal(first["out"][:, :7], second["out"][:, :7])
     for found in (first, second):
         assert np.abs(found["qkv"][:, :7]).max() > 0.1
@@ -171,7 +171,7 @@ def test_a_tpu_takes_the_kernel_where_it_fits_and_says_why_not_elsewhere():
 def test_a_compiler_that_refuses_the_kernel_is_quoted(monkeypatch):
     """The default backend counts as a TPU, on which the kernel cannot be compiled."""
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    monkeypatch.setattr(pallas_attention, "attend_packed", refuse)
+    monkeypatch.setattr(pallas_attention, "attend_qkv", refuse)
     choice = choose(tokens=33)
     assert choice.implementation == "xla"
     assert choice.reason == "the Pallas kernel failed: no such instruction"

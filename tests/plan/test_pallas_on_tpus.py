@@ -72,7 +72,7 @@ def main() -> None:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
     from vit_jax.models.activation_sharding import with_mesh
-    from vit_jax.models.pallas_attention import attend_packed
+    from vit_jax.models.pallas_attention import attend_qkv
 
     devices = find_devices(topology)
 
@@ -89,7 +89,7 @@ def main() -> None:
         }
 
         def total(inputs):
-            out = attend_packed(**inputs, num_valid=tokens - 1)
+            out = attend_qkv(**inputs, num_valid=tokens - 1)
             return out.astype(jnp.float32).sum(), out
 
         compiled = jax.jit(wrap(jax.grad(total, has_aux=True))).lower(inputs).compile()

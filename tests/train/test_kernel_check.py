@@ -29,7 +29,7 @@ from vit_jax.train.signals import StopSignals
 MODEL = {
     "name": "ViT-Ti/4", "width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2, "dtype": "bfloat16",
 }  # fmt: skip
-attend_packed = pallas_attention.attend_packed
+attend_qkv = pallas_attention.attend_qkv
 
 
 def config_of(data_dir=None, train_steps=2, **changes):
@@ -54,25 +54,25 @@ def built(**changes):
 
 
 def scaled(*args, **options):
-    return attend_packed(*args, **options) * 1.1
+    return attend_qkv(*args, **options) * 1.1
 
 
 def without_gradient(*args, **options):
-    return jax.lax.stop_gradient(attend_packed(*args, **options))
+    return jax.lax.stop_gradient(attend_qkv(*args, **options))
 
 
 def with_a_nan(*args, **options):
-    return attend_packed(*args, **options).at[0, 0, 0, 0].set(np.nan)
+    return attend_qkv(*args, **options).at[0, 0, 0, 0].set(np.nan)
 
 
 def with_a_wrong_row(*args, **options):
     """The last token of one head of one image is that of another one."""
-    out = attend_packed(*args, **options)
+    out = attend_qkv(*args, **options)
     return out.at[0, -1, 1].set(out[0, -1, 0])
 
 
 def use(monkeypatch, kernel):
-    monkeypatch.setattr(pallas_attention, "attend_packed", kernel)
+    monkeypatch.setattr(pallas_attention, "attend_qkv", kernel)
 
 
 def never_compare(monkeypatch):
@@ -159,8 +159,8 @@ def test_the_rounding_of_bfloat16_is_less_than_half_of_the_limits(one):
 def test_one_key_too_few_of_197_is_beyond_the_limits(monkeypatch):
     monkeypatch.setattr(
         pallas_attention,
-        "attend_packed",
-        lambda *args, **options: attend_packed(*args, **options | {"num_valid": 196}),
+        "attend_qkv",
+        lambda *args, **options: attend_qkv(*args, **options | {"num_valid": 196}),
     )
     of_all, _ = compare(call(197, heads=4, head_dim=64))["output"]
     assert of_all == pytest.approx(197**-0.5, rel=0.25)
@@ -269,7 +269,7 @@ def test_a_run_with_a_wrong_kernel_trains_with_xlas_attention_and_keeps_the_choi
     assert saved["model"]["attention_implementation"] == "auto"
 
     # Another session takes the choice of the folder, even if the kernel were right now.
-    use(monkeypatch, attend_packed)
+    use(monkeypatch, attend_qkv)
     never_compare(monkeypatch)
     again = open_inputs(config, folder)
     assert again.program.config.model.attention_implementation == "xla"
@@ -348,7 +348,7 @@ with processes.connected(launch, config={}, code={}, **times):
     program.platform_of = lambda mesh: "tpu"
     one = built(mesh={"data": 1, "fsdp": 1, "tensor": 2})
     if process == 1:
-        pallas_attention.attend_packed = scaled
+        pallas_attention.attend_qkv = scaled
     first = check_kernel(one, folder)
     if process == 0:
         (folder / FILE).write_text(json.dumps(first))

@@ -63,6 +63,13 @@ class Benchmark:
     labels: str | None = None  # Feature with several labels; None: there is one label.
     among: str | None = None  # Column of `imagenet_classes.csv`; None: all classes.
 
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes to choose among; None: several of them may be right."""
+        if self.dataset is None or self.labels is not None:
+            return None
+        return NUM_CLASSES if self.among is None else int(imagenet_classes()[self.among].sum())
+
 
 BENCHMARKS = {
     "imagenet": Benchmark("ImageNet", "imagenet2012", "validation"),

@@ -90,8 +90,8 @@ class SelfAttention(nnx.Module):
         which turns dropout on.
         """
         captured = {}
-        if self._can_pack(rope, num_valid, mask, capture):
-            heads = self._attend_packed(x, num_valid)
+        if self._can_attend_qkv(rope, num_valid, mask, capture):
+            heads = self._attend_qkv(x, num_valid)
         else:
             qkv = constrain(_to_heads(self.qkv, x), "batch", None, None, "tensor")
             q, k, v = jnp.moveaxis(qkv, -3, 0)  # [B, N, 3, H, K] -> three of [B, N, H, K].
@@ -114,29 +114,29 @@ class SelfAttention(nnx.Module):
         out = _from_heads(self.out, constrain(heads, "batch", None, "tensor"))
         return self.dropout(out, deterministic=key is None, rngs=key), captured
 
-    def _can_pack(
+    def _can_attend_qkv(
         self,
         rope: Rope | None,
         num_valid: NumValid,
         mask: Mask | None,
         capture: tuple[str, ...],
     ) -> bool:
-        """Whether the Pallas kernel can take the result of the matmul with `qkv` as it is."""
+        """Whether the Pallas kernel can take the output of the layer `qkv` as it is."""
         if self.implementation != "pallas" or isinstance(num_valid, jax.Array):
             return False
         need_attend = (self.query_norm, self.relative, rope, mask)
         return "attention_weights" not in capture and all(part is None for part in need_attend)
 
-    def _attend_packed(self, x: Float[Array, "B N D"], num_valid: Any) -> jax.Array:
+    def _attend_qkv(self, x: Float[Array, "B N D"], num_valid: Any) -> jax.Array:
         """Attention by the Pallas kernel, which itself adds the layer's bias of q, k and v."""
-        from vit_jax.models.pallas_attention import attend_packed
+        from vit_jax.models.pallas_attention import attend_qkv
 
         qkv = _to_heads(self.qkv, x, add_bias=False)
         qkv = constrain(qkv, "batch", None, None, "tensor")
         qkv_bias = self.qkv.bias
         if qkv_bias is not None:
             qkv_bias = qkv_bias[...].astype(qkv.dtype).reshape(qkv.shape[2:])
-        return attend_packed(qkv, qkv_bias=qkv_bias, num_valid=num_valid)
+        return attend_qkv(qkv, qkv_bias=qkv_bias, num_valid=num_valid)
 
 
 def attend(
@@ -156,16 +156,16 @@ def attend(
 
     Implementations: "einsum" is the formula written out; on CPUs a training step is about 10 %
     faster with it than with "xla". "xla" and "cudnn" are kernels of
-    `jax.nn.dot_product_attention`. "pallas" is `pallas_attention.attend_packed`, for
+    `jax.nn.dot_product_attention`. "pallas" is `pallas_attention.attend_qkv`, for
     self-attention; it takes no mask and no `num_valid` of shape [B]: with these, "xla" is used.
     """
     if implementation == "einsum":
         weights = attention_weights(query, key, bias, num_valid, mask).astype(value.dtype)
         return jnp.einsum("bhnm,bmhk->bnhk", weights, value)
     if implementation == "pallas" and mask is None and not isinstance(num_valid, jax.Array):
-        from vit_jax.models.pallas_attention import attend_packed
+        from vit_jax.models.pallas_attention import attend_qkv
 
-        return attend_packed(jnp.stack([query, key, value], 2), bias=bias, num_valid=num_valid)
+        return attend_qkv(jnp.stack([query, key, value], 2), bias=bias, num_valid=num_valid)
     lengths = num_valid
     if isinstance(lengths, int):
         lengths = jnp.full((key.shape[0],), lengths, jnp.int32)

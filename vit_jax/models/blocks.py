@@ -231,8 +231,8 @@ class Encoder(nnx.Module):
         end), only `blocks[first:end]` are applied.
         """
         num_tokens = x.shape[1]
-        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. A mask is
-        # not padded, because none of these kernels takes one.
+        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. A model
+        # with masks chooses kernels that need no padding.
         padding = -num_tokens % self.attention_choice.token_multiple
         if padding:
             x, position, rope = jax.tree.map(

@@ -36,7 +36,7 @@ _BIAS: tuple[Dimension, ...] = ("batch", "tensor", None, None)
 _OUT: tuple[Dimension, ...] = ("batch", None, "tensor", None)
 
 
-def attend_packed(
+def attend_qkv(
     qkv: Float[Array, "B N 3 H K"],
     *,
     qkv_bias: Float[Array, "3 H K"] | None = None,

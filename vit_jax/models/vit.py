@@ -30,7 +30,7 @@ from vit_jax.models.vit_options import (
     block_shape,
     check_sizes,
     has_class_token,
-    position_table,
+    position_table_spec,
 )
 
 INTERMEDIATES = ("embedded", "encoded", "pre_logits", *BLOCK_INTERMEDIATES)
@@ -87,10 +87,10 @@ class ViT(ImageModel):
         self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if has_class_token(options) else None
         count = options.num_registers
         self.registers = learned_tokens(count, width, rngs) if count else None
-        table_spec = position_table(options, self.grid, width)  # None: no table.
+        table_spec = position_table_spec(options, self.grid, width)  # None: no table.
         in_blocks = options.position_placement == "every_layer"
-        input_table = None if in_blocks else table_spec
-        self.position_embedding = build_table(input_table, rngs=rngs) if input_table else None
+        input_spec = None if in_blocks else table_spec
+        self.position_embedding = build_table(input_spec, rngs=rngs) if input_spec else None
         self.position_placement = options.position_placement
         # The table may be stored for another grid. Then it is resampled at each call.
         self.stored_grid = (table_spec.stored_grid if table_spec else None) or self.grid
@@ -162,8 +162,8 @@ class ViT(ImageModel):
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
         Equation 1; `embed_patches` has multiplied the patches by E. For a part of the patches, as
-        in MAE, pass `position_rows`, one for each token of the result. None: those of the table,
-        if it is added here. A key turns dropout on.
+        in MAE, pass `position_rows`, one for each token of the result. None: the table's rows,
+        unless the blocks add them. A key turns dropout on.
         """
         if position_rows is None:
             position_rows = self.positions("stem")
@@ -215,7 +215,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless there is none, `pool` applies it, or x is a stem's map."""
+        """LayerNorm (equation 4), unless it is absent or in `pool`, or x is a map of the stem."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -223,7 +223,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns for a number n the tokens after n blocks, for a name that map of the stem."""
+        """Returns the tokens after n blocks for a number n, the stem's map for a name."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))

@@ -99,7 +99,7 @@ def has_class_token(options: ViTConfig) -> bool:
     return options.pooling == "token" if options.class_token is None else options.class_token
 
 
-def position_table(options: ViTConfig, grid: tuple[int, int], width: int) -> TableSpec | None:
+def position_table_spec(options: ViTConfig, grid: tuple[int, int], width: int) -> TableSpec | None:
     """Returns the kind and sizes of the position table; None: a model without a table."""
     kind = options.position_embedding
     if kind not in ("learned_1d", "learned_2d", "sincos_2d", "sincos_2d_mae"):
@@ -154,7 +154,7 @@ def check_sizes(shape: ViTShape, options: ViTConfig, image_size: tuple[int, int]
             "position_embedding learned_1d, the only one with a stored grid",
             "leave it out",
         )
-    if options.position_placement != "stem" and position_table(options, (1, 1), 1) is None:
+    if options.position_placement != "stem" and position_table_spec(options, (1, 1), 1) is None:
         raise ModelError(
             f"position_placement {options.position_placement} with position_embedding"
             f" {options.position_embedding}",

@@ -13,6 +13,7 @@ from vit_jax.report.frame import differing_data, differing_settings, in_natural_
 from vit_jax.report.labels import lower_first, natural_key, title_of
 from vit_jax.report.requests import CurvesRequest
 from vit_jax.report.run import Run
+from vit_jax.report.scores import differing_losses
 from vit_jax.report.style import Palette
 from vit_jax.run.metrics import split_of
 
@@ -110,7 +111,8 @@ def _notes(rows: Sequence[_Row]) -> list[str]:
     if windows:
         span = "-".join(map(str, sorted({min(windows), max(windows)})))
         note += f" Training loss: rolling means over {span} logged steps."
-    return [note]
+    of_panels = [[run for line in lines for run in line.runs] for _, lines in rows]
+    return [note, *{text: None for one in of_panels for text in differing_losses(one)}]
 
 
 def _window(points: pd.Series) -> int:

@@ -172,9 +172,13 @@ class Run:
             return self.config.get(f"{of}.name"), self.config.get(f"{of}.test_split"), count, None
         if kind != "eval":
             return None, None, None, None
-        splits = [f"evaluation.{key}.{name}" for key in ("splits", "final_splits")]
-        split = next(filter(None, map(self.config.get, splits)), None)
-        return self.dataset, split, count, (self._data.get("evaluated") or {}).get(name)
+        fingerprint = (self._data.get("evaluated") or {}).get(name)
+        return self.dataset, self.evaluated_split(name), count, fingerprint
+
+    def evaluated_split(self, name: str) -> str | None:
+        """The split of the dataset that the evaluation `name` measures, as the config has it."""
+        keys = [f"evaluation.{key}.{name}" for key in ("splits", "final_splits")]
+        return next(filter(None, map(self.config.get, keys)), None)
 
     @property
     def init_from(self) -> str | None:

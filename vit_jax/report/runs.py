@@ -1,6 +1,7 @@
 """Finds run folders and reads their files."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,7 +161,14 @@ def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
             run.unknown_init = "the run is initialised from itself"
             return
         run.ancestors.append(parent)
+        run.shares.append(_share_trained(origin, parent))
         current = parent
+
+
+def _share_trained(origin: str, parent: Run) -> float:
+    """Returns which part of the parent's steps came before the checkpoint at `origin`."""
+    step = re.search(r"/checkpoints/(\d+)/*$", origin)
+    return 1.0 if step is None or not parent.step else min(int(step[1]) / parent.step, 1.0)
 
 
 def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
@@ -173,8 +181,9 @@ def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
     folder = user_path(origin)
     if "checkpoints" in folder.parts:  # RUN/checkpoints/STEP
         folder = folder.parents[folder.parts[::-1].index("checkpoints")]
-    relative = [] if folder.is_absolute() else [parent / folder for parent in run.path.parents]
-    for place in (folder.absolute(), *relative):
+    # A relative path is one of the folder in which the run was started: one above it, or else this.
+    above = [] if folder.is_absolute() else [parent / folder for parent in run.path.parents]
+    for place in (*above, folder.absolute()):
         if place.resolve() in known:
             return known[place.resolve()]
         if (place / "config.json").is_file():

@@ -27,6 +27,7 @@ from vit_jax.report.run import COLUMNS, Run
 # Columns of observations.
 VALUE, WITHIN, METRIC, POOL = "@value", "@within", "@metric", "@pool"
 _OBSERVED = (VALUE, WITHIN, METRIC)
+_IMAGENET_CLASSES = 1000
 
 
 def observe(
@@ -129,9 +130,21 @@ def _chance(run: Run, metric: str) -> float:
     if not metric.endswith("/accuracy_top1"):
         return math.nan
     kind, name, *_ = metric.split("/")
-    of_features = kind in FROZEN_FEATURES
-    count = run.figures.get(f"{kind}/{name}/classes") if of_features else len(run.classes)
+    if kind in FROZEN_FEATURES:
+        count = run.figures.get(f"{kind}/{name}/classes")
+    else:
+        count = _classes_among(run, name)
     return 1 / count if count else math.nan
+
+
+def _classes_among(run: Run, name: str) -> int | None:
+    """Returns how many classes an evaluation chooses among; None: several may be right."""
+    if len(run.classes) != _IMAGENET_CLASSES:
+        return len(run.classes)
+    from vit_jax.data.benchmarks import BENCHMARKS, find_benchmark
+
+    preset = find_benchmark(run.evaluated_split(name) or name)
+    return _IMAGENET_CLASSES if preset is None else BENCHMARKS[preset[0]].num_classes
 
 
 def summarize(observed: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -185,7 +198,7 @@ def doubts(observed: pd.DataFrame) -> list[str]:
     """Returns sentences on why observations may mislead, or may not be compared."""
     rows = [*zip(observed.index, observed[METRIC], strict=True)]
     chosen = [run.name for run, metric in rows if _is_chosen_on(run, metric)]
-    losses = {run.loss for run, metric in rows if metric.rpartition("/")[2] == "loss"} - {None}
+    losses = [run for run, metric in rows if metric.rpartition("/")[2] == "loss"]
     timed = [run for run, metric in rows if kind_of(metric).unit == "s" or "per_second" in metric]
     devices = {run.device for run in timed} - {None}
     notes = []
@@ -194,13 +207,18 @@ def doubts(observed: pd.DataFrame) -> list[str]:
             "Too good: early stopping chose the weights by a score of the same split:"
             f" {first_few(chosen, 3)}."
         )
-    if len(losses) > 1:
-        notes.append(
-            f"The losses differ in formula and do not compare: {first_few(sorted(losses), 5)}."
-        )
+    notes += differing_losses(losses)
     if len(devices) > 1:
         notes.append(f"Measured on different devices: {first_few(sorted(devices), 5)}.")
     return notes + _evaluated_otherwise(observed)
+
+
+def differing_losses(runs: Iterable[Run]) -> list[str]:
+    """Returns a sentence if the losses of these runs have different formulas."""
+    found = sorted({run.loss for run in runs} - {None})
+    if len(found) < 2:
+        return []
+    return [f"The losses differ in formula and do not compare: {first_few(found, 5)}."]
 
 
 def _is_chosen_on(run: Run, metric: str) -> bool:

@@ -183,7 +183,7 @@ def compare(call: Call) -> dict[str, tuple[float, float]]:
     toward = jnp.asarray(rng.standard_normal((call.small_batch, *sizes)), jnp.float32)
 
     def kernel(arrays: dict[str, jax.Array]) -> jax.Array:
-        return pallas_attention.attend_packed(**arrays, num_valid=split.num_valid)
+        return pallas_attention.attend_qkv(**arrays, num_valid=split.num_valid)
 
     def formula(arrays: dict[str, jax.Array]) -> jax.Array:
         qkv, bias = arrays["qkv"], arrays.get("qkv_bias")
