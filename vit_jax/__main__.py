@@ -61,7 +61,10 @@ _DISK_ERRORS = (
     errno.ELOOP,
 )
 # JAX would draw or compute other numbers: see `rng.usual_numbers`.
-_OTHER_NUMBERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE")
+_OTHER_NUMBERS = (
+    "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE",
+    "JAX_RANDOM_SEED_OFFSET",
+)  # fmt: skip
 # Loggers of what is opened more than once, as data for training and for evaluation.
 _OF_INPUTS = ("vit_jax.data.", "vit_jax.models.")
 # The PCI vendor of TPUs.

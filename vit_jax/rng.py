@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import UInt, UInt64
 
+from vit_jax.parallel import jax_internals
+
 # Of generators whose state is set afterwards.
 _REPLACED_SEED = np.random.SeedSequence(0)
 
@@ -19,6 +21,7 @@ def usual_numbers() -> Iterator[None]:
         jax.enable_x64(False),
         jax.default_prng_impl("threefry2x32"),
         jax.threefry_partitionable(True),
+        jax_internals.seed_offset(0),
     ):
         yield
 

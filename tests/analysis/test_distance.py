@@ -101,7 +101,7 @@ def test_attention_kernel_scan_and_padding_do_not_change_the_distances():
     unrolled = random_model("ViT-Ti/4", **options, **changed)  # With the same parameters.
     # Like a fused kernel that needs an even number of tokens; the padding is cut off first.
     padded = random_model("ViT-Ti/4", **options)
-    assert padded.tokens == 7
+    assert padded.num_tokens == 7
     padded.encoder.attention_choice = AttentionChoice("cudnn", 2, "for this test")
     for other in (unrolled, padded):
         found = attention_distance(other, random_images(3, 8), batch_size=2)

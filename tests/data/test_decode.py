@@ -138,7 +138,21 @@ def test_images_of_16_bits_that_are_nearly_black_are_said(caplog, monkeypatch, l
         decode(encode(pixels, "PNG"))
     found = [record.message for record in caplog.records if "nearly black" in record.message]
     assert len(found) == said
-    assert all("values up to 4095, and white is 65535" in message for message in found)
+    assert all("high bytes up to 15, and white is 255" in message for message in found)
+
+
+@pytest.mark.parametrize("kind", [".png", ".tiff"])
+@pytest.mark.parametrize(("largest", "said"), [(4095, 1), (40_000, 0)])
+def test_colours_of_16_bits_that_are_nearly_black_are_said(
+    caplog, monkeypatch, kind, largest, said
+):
+    _, encoded = cv2.imencode(kind, np.array([[[0, largest, 8]]], np.uint16))
+    with Image.open(io.BytesIO(encoded.tobytes())) as image:
+        for read in (lambda: decode(encoded.tobytes()), lambda: rgb_pixels(image)):
+            caplog.clear()
+            monkeypatch.setattr("vit_jax.data.decode._warned_of_dark", False)
+            read()
+            assert sum("nearly black" in record.message for record in caplog.records) == said
 
 
 def test_16_bit_rgb_keeps_its_high_bytes():

@@ -134,6 +134,7 @@ class Broken(Slides):
             "class_names of .* is dict; expected a list",
         ),
         (Slides, {"class_names": "ab"}, "class_names of .* is str"),
+        (Slides, {"class_names": {"even", "odd"}}, "class_names of .* is set; expected a list"),
     ],
 )
 def test_wrong_examples_and_attributes_are_one_line(cls, attributes, words):
@@ -221,6 +222,19 @@ def test_arrays_are_a_source_and_every_byte_is_their_identity():
     }
     assert len(found) == 3
     assert passed(images.copy(), labels.astype(np.int32)).fingerprint in found
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [(slice(0, 6), True), (slice(0, 2), True), (slice(4, 6), False), (slice(1, 4, 2), False)],
+)
+def test_splits_with_the_same_images_in_memory_are_said(caplog, test, is_said):
+    images = np.zeros((6, 4, 4, 3), np.uint8)
+    train = images[::2] if test.step else images[:4]
+    pairs = {"train": train, "test": images[test]}
+    with passing({split: (shown, np.zeros(len(shown), int)) for split, shown in pairs.items()}):
+        pass
+    assert ("share images in memory" in caplog.text) == is_said
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,20 @@ def test_nodes_of_slurm_may_be_started_with_jax_variables():
     assert found == Launch("flags", "10.0.0.1:8476", 2, 1)
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"},
+        {"NNODES": "2"},
+        {"MY_GROUP_SIZE": "2", "OTHER_RANK": "1"},
+        {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_ID": "1"},
+        {"AWS_BATCH_JOB_ARRAY_SIZE": "4", "AWS_BATCH_JOB_ARRAY_INDEX": "1"},
+    ],
+)
+def test_a_number_of_processes_without_that_of_this_one_is_no_starter(environ):
+    assert detect(environ=environ) is None
+
+
 @pytest.mark.parametrize("text", ['["algo-1"]', '{"cluster": {"worker": ["a:1"]}}', "{}", "a, b"])
 def test_a_single_host_of_other_starters_is_a_single_process(text):
     assert detect(environ={"SM_HOSTS": text, "TF_CONFIG": text, "CLUSTER_SPEC": text}) is None
@@ -169,6 +183,15 @@ def test_the_number_of_a_jobset_pod_is_its_index():
         ({"cluster": "openmpi"}, {}, "--cluster=openmpi, but the environment shows no such"),
         ({}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two'"),
         ({}, {"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2, as of several processes, which"),
+        ({}, {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}, "LWS_GROUP_SIZE=2, as of several"),
+        (
+            {},
+            {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "0"},
+            "DSTACK_NODES_NUM=2, as of",
+        ),
+        ({}, {"VC_WORKER_NUM": "2", "VC_TASK_INDEX": "1"}, "VC_WORKER_NUM=2, as of several"),
+        ({}, {"MF_PARALLEL_NUM_NODES": "2", "MF_PARALLEL_NODE_INDEX": "0"}, "=2, as of several"),
+        ({}, {"NNODES": "2", "NODE_RANK": "1"}, "NNODES=2, as of several processes"),
         ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE=4, as of several processes, which"),
         ({}, {"NUM_PROCESSES": "2", "PROCESS_ID": "1"}, "NUM_PROCESSES=2, as of several processes"),
         ({}, {"SM_HOSTS": '["algo-1", "algo-2"]'}, "as of several processes, which is not read"),

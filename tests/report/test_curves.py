@@ -223,3 +223,12 @@ def test_the_command_draws_the_curves_of_its_options_and_no_others(tmp_path, cap
         capsys.readouterr()
         assert main([*arguments, f"--curves={wrong}"]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_losses_of_two_formulas_in_one_panel_are_said(tmp_path):
+    for name in ("softmax", "sigmoid"):
+        loss = {"name": f"{name}_cross_entropy"}
+        put(tmp_path / name, metrics=ROWS, config=config(loss=loss), result=result(0.5, 2))
+    words = "losses differ in formula"
+    assert words in " ".join(sheets(tmp_path)[0].notes)
+    assert words not in " ".join(sheets(tmp_path, panel="loss.name")[0].notes)

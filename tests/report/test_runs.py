@@ -175,6 +175,24 @@ def test_pretraining_is_summed_over_the_runs_it_was_initialised_from(tmp_path, o
     assert row["train_examples"] is None
 
 
+def test_an_intermediate_checkpoint_counts_with_the_steps_before_it(tmp_path):
+    write(tmp_path / "pre", config=config(), result=result(0.5, 400, exaflops=2.0))
+    for step, expected in ((100, 0.5), (400, 2.0)):
+        made = config(init_from=str(tmp_path / f"pre/checkpoints/{step}"))
+        write(tmp_path / "tuned", config=made, result=result(0.5, 1, exaflops=0.1))
+        assert row_of(tmp_path / "tuned")[1]["pretrain_exaflops"] == expected
+
+
+def test_a_relative_path_is_first_one_beside_the_run(tmp_path, monkeypatch):
+    for folder, exaflops in (("here", 1.0), ("elsewhere", 5.0)):
+        done = result(0.5, 400, exaflops=exaflops)
+        write(tmp_path / folder / "runs/pre", config=config(), result=done)
+    tuned = tmp_path / "here/runs/tuned"
+    write(tuned, config=config(init_from="runs/pre"), result=result(0.5, 1))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert row_of(tuned)[1]["pretrain_exaflops"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("origin", "reason"),
     [("/no/such/run", "no longer exists"), ("hf://a/b", "is not a run folder")],

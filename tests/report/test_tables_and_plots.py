@@ -143,6 +143,16 @@ def test_the_last_row_is_chance_where_the_number_of_classes_is_known(tmp_path):
     assert [row[0].text for row in table.rows] == ["A", "chance"]
     assert [cell(table, "chance", name).text for name in ("x", "y")] == ["25.00", "–"]
     assert not {"chance"} & {row for row, _ in best(table)}
+    splits = {"splits": {"a": "imagenet_a", "real": "imagenet_real", "v2": "imagenet_v2[:9%]"}}
+    figures = {f"eval/{split}/accuracy_top1": 0.5 for split in splits["splits"]}
+    put(tmp_path, "i", figures, labels={"model": "I"}, evaluation=splits)
+    (tmp_path / "i/classes.json").write_text(json.dumps({"names": [*map(str, range(1000))]}))
+    table = make_table(tmp_path, "eval/{split}/accuracy_top1", columns="split")
+    assert [cell(table, "chance", split).text for split in splits["splits"]] == [
+        "0.50",
+        "–",
+        "0.10",
+    ]
     shots = {"fewshot/z/5_shot/accuracy_top1": 0.5, "fewshot/z/classes": 5}
     put(tmp_path, "z", shots, labels={"model": "A"}, job={"command": "fewshot"})
     pattern = "fewshot/{dataset}/{shots}_shot/accuracy_top1"

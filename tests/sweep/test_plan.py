@@ -1,5 +1,6 @@
 """Sweep files: expansion to jobs, checks, and printed commands."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -127,6 +128,23 @@ def test_candidates_that_are_scored_on_different_data_are_named(key, is_noted, c
     plan(Selection("x", tried, "eval/dev/loss", seeds=[]))
     words = "selection 'x' are scored on 'dev' of different data: cifar10 and digits"
     assert (words in caplog.text) == is_noted
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "differs"),
+    [
+        ("loss.name", ("softmax_cross_entropy", "sigmoid_cross_entropy"), True),
+        ("loss.label_smoothing", (0.0, 0.1), False),  # Evaluations have none.
+        ("loss.mean_over_classes", (False, True), True),
+    ],
+)
+def test_a_loss_selects_only_among_candidates_with_its_formula(key, values, differs):
+    sigmoid = {"loss.name": "sigmoid_cross_entropy"} if "mean" in key else {}
+    tried = [(TINY, {**DEV, **sigmoid, **one}) for one in vary(key, values)]
+    plan(Selection("x", tried, "eval/dev/accuracy_top1", seeds=[]))
+    expected = pytest.raises(SweepError, match=r"losses of several formulas: .*sigmoid.* and .*")
+    with expected if differs else contextlib.nullcontext():
+        plan(Selection("x", tried, "eval/dev/loss", seeds=[]))
 
 
 def test_a_final_run_may_stop_early_on_the_split_of_the_selection():

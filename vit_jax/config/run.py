@@ -22,7 +22,7 @@ from vit_jax.config.profile import ProfileConfig
 from vit_jax.config.split_overlap import overlap
 from vit_jax.config.task import TASKS, TaskConfig, task_class
 from vit_jax.errors import KEY, ConfigError
-from vit_jax.losses import LabelLoss, loss_class
+from vit_jax.losses import LabelLoss, formula_of, loss_class
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.schema import ChosenBy, Section, differences, option, section
 
@@ -152,6 +152,13 @@ class Config(Section):
         """The loss of a task that reads it."""
         assert self.loss is not None
         return self.loss
+
+    @property
+    def evaluated_loss(self) -> str:
+        """The task and the formula of the loss that its evaluations have."""
+        options = {} if self.loss is None else self.loss.to_mapping()
+        keys = {f"loss.{key}": value for key, value in options.items()}
+        return formula_of({"task.name": self.task.name, **keys})
 
     @property
     def keeps_average(self) -> bool:

@@ -156,11 +156,14 @@ class StoredImage:
         try:
             register_formats(self._encoded)
             image = Image.open(io.BytesIO(self._encoded))
+            is_deep = _has_deep_colours(image)
             if image.format not in ("JPEG", "MPO"):  # Their orientation is known already.
                 image.load()
                 orientation = image.getexif().get(_ORIENTATION, 1)
                 self._upright = _UPRIGHT.get(orientation, _UPRIGHT[1])
             self._pixels = np.asarray(_to_rgb(image, getattr(image, "tag_v2", {})))
+            if is_deep:
+                _check_dark(self._pixels)
         except UnidentifiedImageError:  # Its message is only a memory address.
             raise _unreadable_error(self._encoded, "unknown format") from None
         except _PILLOW_ERRORS as error:
@@ -180,8 +183,11 @@ def rgb_pixels(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
     Raises DataError for a mode whose white is unknown, and for a file that cannot be loaded.
     """
     try:
-        upright = ImageOps.exif_transpose(image)
-        return np.ascontiguousarray(_to_rgb(upright, getattr(image, "tag_v2", {})))
+        is_deep, upright = _has_deep_colours(image), ImageOps.exif_transpose(image)
+        pixels = np.ascontiguousarray(_to_rgb(upright, getattr(image, "tag_v2", {})))
+        if is_deep:
+            _check_dark(pixels)
+        return pixels
     except _PILLOW_ERRORS as error:
         raise DataError(
             f"a PIL image of mode {image.mode} ({error})",
@@ -211,8 +217,7 @@ def _to_rgb(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
         bits, *_ = tags.get(_BITS, (16,))
         stored = np.asarray(image)
         high = (stored >> (bits - 8)).astype(np.uint8)
-        if high.max() < _DARK:
-            _warn_of_dark(int(stored.max()), 2**bits - 1)
+        _check_dark(high)
         image = Image.fromarray(~high if tags.get(_MEANING_OF_ZERO) == _ZERO_IS_WHITE else high)
     if image.mode in ("I", "F") or _SIGNED in tags.get(_SAMPLE_FORMAT, ()):
         raise ValueError(f"pixels of mode {image.mode}: the value of white is unknown")
@@ -221,16 +226,21 @@ def _to_rgb(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     return image.convert("RGB")
 
 
-def _warn_of_dark(largest: int, white: int) -> None:
-    """Warns once of an image of 16 bits that may have fewer in truth, such as an X-ray with 12."""
+def _has_deep_colours(image: Image.Image) -> bool:
+    """Whether the file has 16 bits a colour; Pillow keeps the high bytes when it loads them."""
+    return any(";16" in str(tile) for tile in getattr(image, "tile", ()))
+
+
+def _check_dark(high: UInt8[np.ndarray, "*S"]) -> None:
+    """Warns once of high bytes of images that may have less than 16 bits, such as X-rays."""
     global _warned_of_dark
-    if not _warned_of_dark:
+    if high.max() < _DARK and not _warned_of_dark:
         _warned_of_dark = True
         log.warning(
-            "an image with 16 bits a channel has values up to %d, and white is %d, so it is read as"
-            " nearly black; if white is another value in these files, scale them to 8 bits",
-            largest, white,
-        )  # fmt: skip
+            "an image with 16 bits a channel has high bytes up to %d, and white is 255, so it is"
+            " read as nearly black; if white is another value in these files, scale them to 8 bits",
+            int(high.max()),
+        )
 
 
 def _unreadable_error(encoded: bytes, reason: str) -> DataError:

@@ -12,6 +12,7 @@ from vit_jax.own_functions import FromFunction, own_function, owner_of, section_
 from vit_jax.registry import NameIn, Registry
 from vit_jax.schema import Section, option
 
+_NOT_EVALUATED = ("loss.name", "loss.label_smoothing", "loss.class_weights")
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOSSES: Registry["type[LabelLoss]"] = Registry(__name__, "loss")
@@ -98,6 +99,20 @@ def register_loss(function: F) -> F:
 
 
 loss_class = partial(LOSSES.class_of, LabelLoss)
+
+
+def formula_of(config: Mapping[str, Any]) -> str:
+    """Returns the task and the formula of the loss that its evaluations have; "": not known.
+
+    Evaluations neither smooth labels nor weight classes.
+
+    Args:
+        config: the keys of a config, dotted, or those of its sections `task` and `loss`.
+    """
+    names = [n for n in map(config.get, ("task.name", "loss.name")) if isinstance(n, str)]
+    keys = [key for key in config if key.startswith("loss.") and key not in _NOT_EVALUATED]
+    options = [f"{key.removeprefix('loss.')}={config[key]}" for key in sorted(keys) if config[key]]
+    return ", ".join([" with ".join(names), *options])
 
 
 def as_distribution(labels: Any, num_classes: int) -> Any:

@@ -7,6 +7,7 @@ JAX has no public API for these. If a new JAX moves one of them,
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -63,3 +64,13 @@ def tpu_chips() -> int:
         return hardware_utils.num_available_tpu_chips_and_device_id()[0]
     except OSError:  # No PCI bus here.
         return 0
+
+
+def seed_offset(offset: int) -> AbstractContextManager[None]:
+    """Returns a context in which JAX adds this number to every seed.
+
+    The variable JAX_RANDOM_SEED_OFFSET sets it; JAX has contexts for its like, but not for it.
+    """
+    from jax._src.config import random_seed_offset
+
+    return random_seed_offset(offset)

@@ -27,6 +27,14 @@ _SIZES = (
     "WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "HOROVOD_SIZE", "FLUX_JOB_SIZE",
     "JSM_NAMESPACE_SIZE", "NUM_PROCESSES", "SKYPILOT_NUM_NODES", "AWS_BATCH_JOB_NUM_NODES",
 )  # fmt: skip
+# Their like, of starters that are not known: a number of processes or nodes, and the number of this
+# one. The first word of a name is the starter's.
+_OTHER_SIZE = re.compile(
+    r"(?:([A-Z0-9]+)_(?:\w+_)?)??(?:GROUP_SIZE|WORLD_SIZE|NNODES|NUM_NODES|NODES_NUM|WORKER_NUM)"
+)
+_OTHER_RANK = re.compile(
+    r"(?:([A-Z0-9]+)_(?:\w+_)?)??(?:RANK|NODE_RANK|(?:NODE|WORKER|TASK)_INDEX)"
+)
 # JSON with the names of the hosts: of SageMaker, and of Vertex AI and other starters of TensorFlow.
 _HOSTS = ("SM_HOSTS", "CLUSTER_SPEC", "TF_CONFIG")
 # SLURM's numbers of tasks and, of a batch script that was given no number of tasks, of nodes.
@@ -81,6 +89,7 @@ def detect(
     launch = _complete(found, coordinator, num_processes, process_id)
     size = next((name for name in _SIZES if environ.get(name, "1") != "1"), None)
     size = size or next((name for name in _HOSTS if _number_of_hosts(environ.get(name)) > 1), None)
+    size = size or _other_size(environ)
     if launch is found is None and size and cluster == "auto" and num_processes is None:
         raise ConfigError(
             f"{size}={environ[size][:80]}, as of several processes, which is not read",
@@ -88,6 +97,15 @@ def detect(
             "add them, or --cluster=none, with which each process is a run of its own",
         )
     return launch
+
+
+def _other_size(environ: Mapping[str, str]) -> str | None:
+    """Returns the variable with the number of processes of a starter that is not known, if any."""
+    ranks = [_OTHER_RANK.fullmatch(name) for name in environ]
+    starters = {match[1] for match in ranks if match and environ[match[0]].isdecimal()}
+    sizes = [_OTHER_SIZE.fullmatch(name) for name in environ]
+    found = [m[0] for m in sizes if m and m[1] in starters - {"SLURM", "OMPI"}]
+    return next((n for n in found if environ[n].isdecimal() and int(environ[n]) > 1), None)
 
 
 def _number_of_hosts(text: str | None) -> int:

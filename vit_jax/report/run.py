@@ -14,6 +14,7 @@ import pandas as pd
 
 from vit_jax.config.fewshot import UNTRAINED
 from vit_jax.errors import FileError
+from vit_jax.losses import formula_of
 from vit_jax.models.options import SIZES, sized_name
 from vit_jax.report.labels import FROZEN_FEATURES, family, is_number
 from vit_jax.report.run_files import (
@@ -62,6 +63,7 @@ class Run:
         figures: the final value of every metric; the latest one if the run is not finished.
         not_finite: the metrics whose final value is infinite or NaN.
         ancestors: the runs this one was initialised from, nearest first.
+        shares: which part of the steps of each ancestor came before the checkpoint that was taken.
         unknown_init: why some ancestors are unknown; "" if all are known.
         problems: files that could not be read, and why.
     """
@@ -95,6 +97,7 @@ class Run:
         self.figures: dict[str, float] = {k: v for k, v in numbers.items() if math.isfinite(v)}
         self.not_finite = numbers.keys() - self.figures.keys()
         self.ancestors: list[Run] = []
+        self.shares: list[float] = []
         self.unknown_init = ""
 
     def _read(self, name: str, kind: Any = None) -> dict[str, Any]:
@@ -160,8 +163,7 @@ class Run:
     @property
     def loss(self) -> str | None:
         """The task and the formula of the loss that its evaluations have; None: not known."""
-        names = [self.config.get("task.name"), self.config.get("loss.name")]
-        return " with ".join(name for name in names if isinstance(name, str)) or None
+        return formula_of(self.config) or None
 
     def test_data(self, metric: str) -> tuple[Any, Any, float | None, str | None]:
         """What is known of the images behind a metric: dataset, split, number, fingerprint."""
@@ -281,16 +283,19 @@ class Run:
     @property
     def pretrain_examples(self) -> int | None:
         """Largest number of examples of the runs it was initialised from, or else its own."""
-        return self._over_ancestors("train_examples", max)
+        return self._over_ancestors("train_examples", lambda values, _: max(values))
 
     @property
     def pretrain_exaflops(self) -> float | None:
-        """Compute of all the runs it was initialised from, or else its own, in 1e18 FLOPs."""
-        return self._over_ancestors("train_exaflops", sum)
+        """Compute of the checkpoints it was initialised from, or else its own, in 1e18 FLOPs."""
+        return self._over_ancestors(
+            "train_exaflops",
+            lambda values, shares: sum(v * s for v, s in zip(values, shares, strict=True)),
+        )
 
-    def _over_ancestors(self, figure: str, merge: Callable[[Any], Any]) -> Any:
+    def _over_ancestors(self, figure: str, merge: Callable[[Any, Any], Any]) -> Any:
         values = [getattr(run, figure) for run in self.ancestors or [self]]
-        return None if self.unknown_init or None in values else merge(values)
+        return None if self.unknown_init or None in values else merge(values, self.shares or [1])
 
     @property
     def unknown_pretraining(self) -> str:

@@ -215,7 +215,7 @@ def doubts(observed: pd.DataFrame) -> list[str]:
 
 def differing_losses(runs: Iterable[Run]) -> list[str]:
     """Returns a sentence if the losses of these runs have different formulas."""
-    found = sorted({run.loss for run in runs} - {None})
+    found = sorted({run.loss for run in runs if run.loss})
     if len(found) < 2:
         return []
     return [f"The losses differ in formula and do not compare: {first_few(found, 5)}."]

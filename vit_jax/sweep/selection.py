@@ -151,6 +151,15 @@ def check_selection(
             f"the {words[better]}, which is the best",
             f"set mode={better!r}, or name another metric",
         )
+    if selection.metric.rpartition("/")[2] == "loss":
+        formulas = {config.evaluated_loss for config in candidates}
+        if len(formulas) > 1:
+            raise SweepError(
+                f"the candidates of selection {selection.name!r} have losses of several formulas:"
+                f" {' and '.join(sorted(formulas))}",
+                "one formula, because others do not compare",
+                "select by another metric, such as accuracy_top1",
+            )
     if name is not None:
         for config in candidates:
             _check_candidate(selection, name, config)

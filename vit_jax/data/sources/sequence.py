@@ -5,9 +5,11 @@ import contextvars
 import functools
 import hashlib
 import io
+import itertools
+import logging
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from vit_jax.storage.paths import user_path
 _SAMPLES = 32
 # A larger sequence keeps its images in memory, which every reader process would copy.
 _MOST_PICKLED_BYTES = 64_000_000
+
+log = logging.getLogger(__name__)
 
 _passed = contextvars.ContextVar[Mapping[str, Any] | None]("passed", default=None)
 
@@ -203,7 +207,7 @@ def _class_names(sequences: Mapping[str, Any], name: str) -> tuple[str, ...] | N
         given = getattr(sequence, "class_names", None)
         if given is None or not len(given):
             continue
-        if isinstance(given, str | Mapping):
+        if isinstance(given, str | Mapping | Set):
             raise DataError(
                 f"class_names of {name} is {type(given).__name__}",
                 "a list of names, in the order of the labels",
@@ -324,6 +328,14 @@ class ArrayPairs:
         return found.hexdigest()
 
 
+def _share_images(one: Any, other: Any) -> bool:
+    """Whether two splits are the same object, or have arrays with common images."""
+    one, other = (getattr(split, "images", split) for split in (one, other))
+    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
+        return one is other
+    return np.shares_memory(one, other)
+
+
 @contextlib.contextmanager
 def passing(data: Mapping[str, Any]) -> Iterator[None]:
     """Lets `data.source=passed` read these examples: split -> (images, labels), or a sequence.
@@ -350,6 +362,13 @@ def passing(data: Mapping[str, Any]) -> Iterator[None]:
         if not len(given):
             raise DataError(f"data[{split!r}] is empty", "at least one example", "leave it out")
         made[split] = given
+    for one, other in itertools.combinations(made, 2):
+        if _share_images(made[one], made[other]):
+            log.warning(
+                "data[%r] and data[%r] share images in memory: a score on one says nothing about"
+                " other images if the other is trained on",
+                *(one, other),
+            )
     token = _passed.set(made)
     try:
         yield
