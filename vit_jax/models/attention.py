@@ -17,7 +17,7 @@ from vit_jax.models.stacking import save_for_backward
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
-# Number of tokens that are not padding: one for all examples, or [B]; None: there is no padding.
+# Number of tokens that are not padding, shared or for each example [B]; None: there is no padding.
 NumValid = int | Int[Array, " B"] | None
 # Of N queries and M keys. True: the query attends to the key.
 Mask = Bool[Array, "#B 1 N M"]
@@ -124,8 +124,8 @@ class SelfAttention(nnx.Module):
         """Whether the Pallas kernel can take the output of the layer `qkv` as it is."""
         if self.implementation != "pallas" or isinstance(num_valid, jax.Array):
             return False
-        need_attend = (self.query_norm, self.relative, rope, mask)
-        return "attention_weights" not in capture and all(part is None for part in need_attend)
+        only_attend = (self.query_norm, self.relative, rope, mask)
+        return "attention_weights" not in capture and all(part is None for part in only_attend)
 
     def _attend_qkv(self, x: Float[Array, "B N D"], num_valid: Any) -> jax.Array:
         """Attention by the Pallas kernel, which itself adds the layer's bias of q, k and v."""
@@ -214,7 +214,7 @@ def _to_heads(
         kernel = kernel.reshape(x.shape[-1], -1)
     y = jnp.tensordot(x.astype(layer.dtype), kernel, 1)
     if add_bias and layer.bias is not None:
-        # In the shape of y: (3 * H * K), or (3, H, K) if heads are sharded.
+        # As y's last axes: (3 * H * K), or (3, H, K) if heads are sharded.
         y = y + layer.bias[...].astype(layer.dtype).reshape(1, 1, *kernel.shape[1:])
     return save_for_backward(y).reshape(*x.shape[:-1], *layer.out_features)
 

@@ -129,7 +129,7 @@ class EncoderBlock(nnx.Module):
         key: jax.Array | None,
         drop_rate: Float[Array, ""] | None,
     ) -> Float[Array, "B N D"]:
-        """Adds the output of attention or MLP to x, with the norms of res_post and post."""
+        """Adds a branch to x: layer scale, stochastic depth, and the norms of res_post and post."""
         branch = constrain(branch, "batch")
         if self.norm_placement == "res_post":
             branch = norm(save_for_backward(branch))
@@ -231,8 +231,8 @@ class Encoder(nnx.Module):
         end), only `blocks[first:end]` are applied.
         """
         num_tokens = x.shape[1]
-        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. A model
-        # with masks chooses kernels that need no padding.
+        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. Models
+        # with a mask request a kernel without padding: "xla" or "einsum".
         padding = -num_tokens % self.attention_choice.token_multiple
         if padding:
             x, position, rope = jax.tree.map(

@@ -129,8 +129,8 @@ class ViT(ImageModel):
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
-        layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; "attention_output"
-        and "mlp_output", as these modules return them, and "block_output", [L, B, N, D] each.
+        layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; [L, B, N, D] each:
+        "block_output", and what attention and MLP return, "attention_output" and "mlp_output".
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -223,7 +223,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns the tokens after n blocks for a number n, the stem's map for a name."""
+        """Returns by layer: the tokens after n blocks for a number n, the stem's map for a name."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
