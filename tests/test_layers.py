@@ -12,6 +12,7 @@ _LAYERS = (
     (
         "storage",
         "rng",
+        "jax_internals",
         "tables",
         "named_tree",
         "schema",

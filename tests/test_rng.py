@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.parallel import jax_internals
+from vit_jax import jax_internals
 from vit_jax.rng import generator, name_id, stream, usual_numbers
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import UInt, UInt64
 
-from vit_jax.parallel import jax_internals
+from vit_jax import jax_internals
 
 # Of generators whose state is set afterwards.
 _REPLACED_SEED = np.random.SeedSequence(0)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vit_jax.errors import ConfigError, first_few
-from vit_jax.parallel.jax_internals import tpu_chips
+from vit_jax.jax_internals import tpu_chips
 from vit_jax.parallel.launch import Launch, visible_gpus
 
 

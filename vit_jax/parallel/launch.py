@@ -17,8 +17,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax import jax_internals
 from vit_jax.errors import ConfigError
-from vit_jax.parallel import jax_internals
 
 CLUSTERS = ("auto", "none", "slurm", "tpu", "jobset", "openmpi")
 # Numbers of processes or nodes that other starters set: torchrun, MPICH, MVAPICH, Horovod, Flux,

@@ -44,9 +44,9 @@ from jax.experimental import multihost_utils
 from rich.console import Console
 
 from vit_jax.errors import EXIT_STOPPED, ConfigError, HostsError, UserError, first_few
+from vit_jax.jax_internals import CoordinationClient, coordination_client
 from vit_jax.parallel.abort import call_before_abort
 from vit_jax.parallel.devices import check_devices, local_devices, print_devices
-from vit_jax.parallel.jax_internals import CoordinationClient, coordination_client
 from vit_jax.parallel.launch import Launch
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from vit_jax.errors import SweepError
-from vit_jax.parallel.jax_internals import tpu_chips
+from vit_jax.jax_internals import tpu_chips
 from vit_jax.parallel.launch import visible_gpus
 
 T = TypeVar("T")

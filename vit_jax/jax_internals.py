@@ -1,7 +1,7 @@
 """All uses of JAX's private modules.
 
 JAX has no public API for these. If a new JAX moves one of them,
-`tests/parallel/test_jax_internals.py` fails and names it.
+`tests/test_jax_internals.py` fails and names it.
 """
 
 import os

@@ -8,14 +8,14 @@ import pytest
 from many_processes import free_port
 from processes import run_command
 
-from vit_jax.parallel import jax_internals
-from vit_jax.parallel.jax_internals import CoordinationClient
+from vit_jax import jax_internals
+from vit_jax.jax_internals import CoordinationClient
 
 METHODS = [name for name in vars(CoordinationClient) if not name.startswith("_")]
 CLIENT = """
 import json, sys
 import jax
-from vit_jax.parallel.jax_internals import coordination_client
+from vit_jax.jax_internals import coordination_client
 jax.distributed.initialize(sys.argv[1], 1, 0, coordinator_bind_address=sys.argv[1],
                            cluster_detection_method="deactivate")
 print(json.dumps([name for name in dir(coordination_client())]))
