@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 
 import pytest
 from own_code import own_code  # noqa: F401
@@ -248,3 +249,32 @@ def test_the_current_folder_is_on_the_path_as_for_python_m(here, monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(here)])
     plugins.load_plugins(["beside"])
     assert sys.path[0] == str(here)
+
+
+CELLS = """
+import vit_jax
+
+@vit_jax.register_loss
+def cell(logits, targets, *, strength: float = 1.0):
+    return -SCALE * factor(strength) * (logits * targets).sum(-1)
+
+SCALE = {scale}
+
+def factor(x):
+    return x + {more}
+"""
+
+
+def test_an_edited_function_of_a_notebook_is_changed_code(monkeypatch):
+    notebook = types.ModuleType("notebook")  # Without a file.
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+
+    def hash_of(text):
+        exec(compile(text, "<cell>", "exec"), vars(notebook))
+        return plugins.describe_plugins(["notebook"])["notebook"]["sources"]
+
+    first = hash_of(CELLS.format(scale=1, more=0))
+    assert first is not None
+    assert hash_of("x = 1\n" + CELLS.format(scale=1, more=0) + "def unused(): ...") == first
+    edited = {hash_of(CELLS.format(scale=2, more=0)), hash_of(CELLS.format(scale=1, more=1))}
+    assert len(edited | {first}) == 3

@@ -6,6 +6,7 @@ installed packages; never what a run folder, a checkpoint or a dataset names.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib
 import importlib.metadata
@@ -16,7 +17,8 @@ import runpy
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +191,7 @@ def _hash(top: str) -> str | None:
     """Returns a hash of the Python files of a package, a module or a recipe; None: it has none."""
     file = top if top.endswith(".py") else getattr(sys.modules.get(top), "__file__", None)
     if file is None or not Path(file).is_file():  # A notebook.
-        return None
+        return _hash_of_registered(top)
     folder = Path(file).parent
     files = sorted(folder.rglob("*.py")) if Path(file).name == "__init__.py" else [Path(file)]
     found = hashlib.sha256()
@@ -197,6 +199,50 @@ def _hash(top: str) -> str | None:
         content = path.read_bytes()
         found.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
     return found.hexdigest()[:12]
+
+
+def _hash_of_registered(module: str) -> str | None:
+    """Returns a hash of the functions that a module without a file has registered; None: none."""
+    from vit_jax.registry import REGISTRIES
+
+    values = [v for registry in REGISTRIES.values() for v in registry.added_by(module)]
+    found, seen = hashlib.sha256(), set[int]()
+
+    def add(value: Any) -> None:
+        value = getattr(getattr(value, "own", None), "function", value)
+        value = getattr(value, "__func__", value)  # Of a static or class method.
+        value = value.fget if isinstance(value, property) else value
+        is_family = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        is_own = is_family or getattr(value, "__module__", None) == module
+        if not is_own or id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, types.FunctionType):
+            found.update(repr((value.__defaults__, value.__kwdefaults__)).encode())
+            add_code(value.__code__, value.__globals__)
+        elif is_family or isinstance(value, type):
+            for part in vars(value).values():
+                add(part)
+
+    def add_code(code: types.CodeType, names: Mapping[str, Any]) -> None:
+        found.update(code.co_code)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                add_code(constant, names)
+            elif isinstance(constant, frozenset):  # Its order differs between processes.
+                found.update(repr(sorted(map(repr, constant))).encode())
+            else:
+                found.update(repr(constant).encode())
+        for name in code.co_names:
+            found.update(name.encode())
+            used = names.get(name)
+            if isinstance(used, bool | int | float | str | tuple):
+                found.update(repr(used).encode())
+            add(used)
+
+    for value in values:
+        add(value)
+    return found.hexdigest()[:12] if seen else None
 
 
 @contextlib.contextmanager

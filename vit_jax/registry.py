@@ -65,6 +65,10 @@ class Registry(Mapping[str, T]):
         """Returns the module of what has a name; None: there is none."""
         return self._found[name][1] if name in self._found else self._own_modules.get(name)
 
+    def added_by(self, owner: str) -> list[T]:
+        """Returns what a module has added, by name."""
+        return [self._found[n][0] for n in sorted(self._found) if self._found[n][1] == owner]
+
     @functools.cached_property
     def _own_modules(self) -> dict[str, str]:
         """Returns name -> module of what the package has."""

@@ -3,6 +3,7 @@
 import csv
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
 
 from vit_jax.data.sources import Example, Source
@@ -37,6 +38,18 @@ def test_the_most_certain_mistakes_come_first_and_padding_is_none(tmp_path):
         ]
     with Image.open(tmp_path / "mistakes-dev.png") as picture:
         assert picture.width > 500
+
+
+def test_names_with_dollars_are_drawn_as_they_are(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.extend(figure.axes))
+    labels, predicted = np.zeros(1, int), np.ones(1, int)
+    mask = np.ones(1, bool)
+    examples = PredictedExamples(labels, predicted, mask * 0.9, ~mask, mask)
+    write_mistakes(tmp_path, "dev", Images(), examples, ("$5", "$1"))
+    (axes,) = drawn
+    assert axes.get_title() == "0.png\n$5, taken for $1 (90%)"
+    assert not axes.title.get_parse_math()
 
 
 def test_a_picture_of_an_earlier_evaluation_goes_if_nothing_is_wrong(tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.flops import forward_macs, frozen_training_flops, training_flops
 from vit_jax.models.registry import model_options
 
 # (epochs on 303M images, exaFLOPs) of arXiv:2010.11929, Table 6.
@@ -65,6 +65,20 @@ def test_macs_of_one_block_by_hand():
     scores_and_sum, mlp, head = 2 * 3 * 3 * 4, 2 * 3 * 4 * 8, 4 * 5
     want = patches + projections + scores_and_sum + mlp + head
     assert forward_macs(config, num_classes=5, image_size=(2, 4)) == want
+
+
+def test_frozen_parameters_cost_no_gradients():
+    """The same block; of all the inputs' gradients only those of the patches are not needed."""
+    config = model_options("ViT-Ti/2", width=4, depth=1, mlp_dim=8, num_heads=2)
+    size = {"num_classes": 5, "image_size": (2, 4)}
+    macs, patches, head = forward_macs(config, **size), 2 * (2 * 2 * 3) * 4, 4 * 5
+    for frozen, want in [
+        ([], 3 * macs - patches),
+        (["(?!head/).*"], macs + head),
+        (["patch_embedding/.*"], 3 * macs - 2 * patches),
+        ([".*"], macs),
+    ]:
+        assert frozen_training_flops(config, **size, frozen=frozen) == 2 * want
 
 
 def test_macs_of_a_resnet_by_hand():

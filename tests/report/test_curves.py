@@ -225,6 +225,19 @@ def test_the_command_draws_the_curves_of_its_options_and_no_others(tmp_path, cap
         assert message in capsys.readouterr().err
 
 
+def test_names_with_dollars_are_drawn_as_they_are(tmp_path):
+    for seed, name in enumerate(("$5 and $1", "$2 and $3")):
+        job = {"name": name, "labels": {"model": name}}
+        put(tmp_path / str(seed), metrics=ROWS, config=config(), result=result(0.5, 2), job=job)
+    (drawing,) = sheets(tmp_path, series="model", panel="model")
+    figure = draw(drawing)
+    shown = [t for axes in figure.axes for t in (axes.title, axes.xaxis.label, axes.yaxis.label)]
+    shown += figure.legends[0].get_texts() if figure.legends else []
+    named = [text for text in shown if "$" in text.get_text()]
+    assert len(named) >= 2
+    assert not any(text.get_parse_math() for text in named)
+
+
 def test_losses_of_two_formulas_in_one_panel_are_said(tmp_path):
     for name in ("softmax", "sigmoid"):
         loss = {"name": f"{name}_cross_entropy"}

@@ -54,6 +54,7 @@ def _draw(shown: Sequence[tuple[Any, str, str, str, float]], path: Path) -> None
         axes.imshow(image)
         axes.set_axis_off()
         short = name if len(name) <= 28 else f"...{name[-25:]}"
-        axes.set_title(f"{short}\n{label}, taken for {predicted} ({probability:.0%})", fontsize=8)
+        title = f"{short}\n{label}, taken for {predicted} ({probability:.0%})"
+        axes.set_title(title, fontsize=8, parse_math=False)
     with write_through(path) as picture:
         figure.savefig(picture, dpi=100)

@@ -6,7 +6,8 @@ analysis is not used, because it counts the body of a scan only once.
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.extend import core
 
 from vit_jax.models.options import ModelConfig
 from vit_jax.models.registry import build_model
+from vit_jax.named_tree import map_named
 
 
 def count_macs(jaxpr: core.Jaxpr) -> int:
@@ -96,12 +98,23 @@ def forward_macs(
 def _forward_macs(
     options: ModelConfig, num_classes: int, image_size: tuple[int, int], head_per_patch: bool
 ) -> int:
+    model = _abstract_model(options, num_classes, image_size)
+    macs = model_macs(model)
+    if head_per_patch:
+        head = model.head
+        features = (head.pre_logits or head.linear).in_features
+        once = _module_macs(head, jax.ShapeDtypeStruct((1, features), jnp.float32))
+        macs += (math.prod(model.grid) - 1) * once
+    return macs
+
+
+def _abstract_model(options: ModelConfig, num_classes: int, image_size: tuple[int, int]) -> Any:
     # One scanned block is quick to trace, and attention must be traceable on any platform.
     options = options.on_any_platform().replace(scan=True, remat="none")
     if hasattr(options, "patch_kernel_size"):
         # Stored parameters are resized once for a whole batch.
         options = options.replace(patch_kernel_size=None, position_grid=None)
-    model = nnx.eval_shape(
+    return nnx.eval_shape(
         lambda: build_model(
             options,
             num_classes=num_classes,
@@ -110,13 +123,32 @@ def _forward_macs(
             platform="cpu",
         )
     )
-    macs = model_macs(model)
-    if head_per_patch:
-        head = model.head
-        features = (head.pre_logits or head.linear).in_features
-        once = _module_macs(head, jax.ShapeDtypeStruct((1, features), jnp.float32))
-        macs += (math.prod(model.grid) - 1) * once
-    return macs
+
+
+def frozen_training_flops(
+    options: ModelConfig,
+    *,
+    num_classes: int,
+    image_size: tuple[int, int],
+    frozen: Sequence[str],
+) -> int:
+    """Returns the operations of training on one image if some parameters are frozen.
+
+    Unlike `training_flops`, it leaves out gradients that nothing needs: those of frozen parameters,
+    whose names match one of these regular expressions, and those of inputs below all others.
+    """
+    model = _abstract_model(options, num_classes, image_size)
+    graphdef, state = nnx.split(model)
+
+    def stop(name: str, leaf: Any) -> Any:
+        is_frozen = any(re.fullmatch(pattern, name) for pattern in frozen)
+        return jax.lax.stop_gradient(leaf) if is_frozen else leaf
+
+    def total(params: Any, images: jax.Array) -> jax.Array:
+        return nnx.merge(graphdef, map_named(stop, params))(images).sum()
+
+    (images,) = model.example_inputs(1)
+    return 2 * traced_macs(jax.value_and_grad(total), nnx.to_pure_dict(state), images)
 
 
 def model_macs(model: Any) -> int:

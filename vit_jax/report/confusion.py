@@ -40,9 +40,9 @@ def draw_confusion(table: Path) -> Path:
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
     if len(true) <= _MAX_NAMES:
-        axes.set_xticks(range(len(predicted)), predicted, rotation=90)
+        axes.set_xticks(range(len(predicted)), predicted, rotation=90, parse_math=False)
         labels = [f"{t} ({n})" for t, n in zip(true, examples[:, 0], strict=True)]
-        axes.set_yticks(range(len(true)), labels)
+        axes.set_yticks(range(len(true)), labels, parse_math=False)
     if len(true) <= _MAX_COUNTS:
         for row, column in np.argwhere(counts):
             shade = "white" if shares[row, column] > 0.6 else "black"
@@ -59,7 +59,8 @@ def draw_confusion(table: Path) -> Path:
     right = np.trace(counts[:, : len(true)]) / max(counts.sum(), 1)
     mean = np.diagonal(shares)[examples[:, 0] > 0].mean() if counts.any() else 0.0
     split = table.stem.removeprefix("confusion-")
-    axes.set_title(f"{split}: {right:.1%} of examples correct,\n{mean:.1%} on average over classes")
+    title = f"{split}: {right:.1%} of examples correct,\n{mean:.1%} on average over classes"
+    axes.set_title(title, parse_math=False)
     path = table.with_suffix(".png")
     with write_through(path) as picture:
         figure.savefig(picture, dpi=120)

@@ -68,7 +68,7 @@ def add_legend(
     rows = math.ceil(len(handles) / most)
     # Every figure has room for two lines.
     figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows + bool(title) - 2))
-    figure.legend(
+    legend = figure.legend(
         [handles[name] for name in names],
         names,
         loc=f"outside upper {side}",
@@ -79,6 +79,8 @@ def add_legend(
         columnspacing=1.4,
         borderaxespad=0.2,
     )
+    for text in (*legend.get_texts(), legend.get_title()):
+        text.set_parse_math(False)
 
 
 def draw(drawing: Drawing) -> Any:
@@ -90,11 +92,12 @@ def draw(drawing: Drawing) -> Any:
         figure, grid = new_figure(-(-len(panels) // columns), columns, width=width, height=height)
         for i, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
             handles |= _draw_panel(axes, panel)
-            axes.set_title(panel.title)
+            axes.set_title(panel.title, parse_math=False)
             if i >= len(panels) - columns:
-                axes.set_xlabel(panel.x)
+                axes.set_xlabel(panel.x, parse_math=False)
             if i % columns == 0:
-                axes.set_ylabel(panel.y if all(one.y == panel.y for one in panels) else "")
+                label = panel.y if all(one.y == panel.y for one in panels) else ""
+                axes.set_ylabel(label, parse_math=False)
             elif panel.rows:
                 axes.set_yticklabels([])
         for axes in grid.flat[len(panels) :]:
@@ -125,7 +128,7 @@ def _draw_panel(axes: Any, panel: Panel) -> dict[str, Any]:
             (line,) = axes.plot(trace.x, trace.y, markersize=size, markevery=every, **look)
             handles.setdefault(trace.series, line)
     if panel.rows:
-        axes.set_yticks(range(len(panel.rows)), panel.rows)
+        axes.set_yticks(range(len(panel.rows)), panel.rows, parse_math=False)
         axes.set_ylim(len(panel.rows) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.margins(x=0.1)

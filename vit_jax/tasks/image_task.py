@@ -10,7 +10,7 @@ from vit_jax.data.arrays import labelled_image
 from vit_jax.data.device import Batch
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.evaluation.classification import prediction_metrics
-from vit_jax.models.flops import forward_macs, training_flops
+from vit_jax.models.flops import forward_macs, frozen_training_flops, training_flops
 from vit_jax.models.registry import build_model
 from vit_jax.tasks.task import DataInfo, Task, model_image_size
 
@@ -41,7 +41,14 @@ class ImageTask(Task):
 
     @functools.cached_property
     def flops_per_image(self) -> int:
-        size = model_image_size(self.config)
+        size, optimizer = model_image_size(self.config), self.config.optimizer
+        if optimizer.freeze and not optimizer.freezes_for_a_while:
+            return frozen_training_flops(
+                self.config.model,
+                num_classes=self.num_outputs,
+                image_size=size,
+                frozen=optimizer.freeze,
+            )
         macs = forward_macs(self.config.model, num_classes=self.num_outputs, image_size=size)
         return training_flops(macs)
 
