@@ -260,8 +260,8 @@ def cell(logits, targets, *, strength: float = 1.0):
 
 SCALE = {scale}
 
-def factor(x):
-    return x + {more}
+def factor(x, function=object(), *, names=("a", "b")):
+    return x + {more} + (names[0] in {{"a", "b", "c"}})
 """
 
 

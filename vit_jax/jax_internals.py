@@ -69,7 +69,7 @@ def tpu_chips() -> int:
 def seed_offset(offset: int) -> AbstractContextManager[None]:
     """Returns a context in which JAX adds this number to every seed.
 
-    The variable JAX_RANDOM_SEED_OFFSET sets it; JAX has contexts for its like, but not for it.
+    The variable JAX_RANDOM_SEED_OFFSET sets this number. JAX has no public context for it.
     """
     from jax._src.config import random_seed_offset
 

@@ -205,43 +205,39 @@ def _hash_of_registered(module: str) -> str | None:
     """Returns a hash of the functions that a module without a file has registered; None: none."""
     from vit_jax.registry import REGISTRIES
 
-    values = [v for registry in REGISTRIES.values() for v in registry.added_by(module)]
     found, seen = hashlib.sha256(), set[int]()
 
-    def add(value: Any) -> None:
-        value = getattr(getattr(value, "own", None), "function", value)
+    def add(value: Any, names: Mapping[str, Any]) -> None:
+        """Adds plain values, and functions and classes of the module; others may change freely."""
         value = getattr(value, "__func__", value)  # Of a static or class method.
         value = value.fget if isinstance(value, property) else value
-        is_family = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        is_own = is_family or getattr(value, "__module__", None) == module
-        if not is_own or id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, types.FunctionType):
-            found.update(repr((value.__defaults__, value.__kwdefaults__)).encode())
-            add_code(value.__code__, value.__globals__)
-        elif is_family or isinstance(value, type):
-            for part in vars(value).values():
-                add(part)
+        if isinstance(value, bool | int | float | complex | str | bytes | None):
+            found.update(f"{value!r}\0".encode())
+        elif isinstance(value, frozenset):  # Its order differs between processes.
+            found.update(repr(sorted(map(repr, value))).encode())
+        elif isinstance(value, tuple):
+            for part in value:
+                add(part, names)
+        elif isinstance(value, types.CodeType):
+            found.update(value.co_code)
+            for name in value.co_names:
+                found.update(name.encode())
+                add(names.get(name), names)
+            add(value.co_consts, names)
+        elif getattr(value, "__module__", None) == module and id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, types.FunctionType):
+                defaults = tuple((value.__kwdefaults__ or {}).items())
+                add((value.__code__, value.__defaults__, defaults), value.__globals__)
+            elif isinstance(value, type):
+                add(tuple(vars(value).values()), names)
 
-    def add_code(code: types.CodeType, names: Mapping[str, Any]) -> None:
-        found.update(code.co_code)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                add_code(constant, names)
-            elif isinstance(constant, frozenset):  # Its order differs between processes.
-                found.update(repr(sorted(map(repr, constant))).encode())
-            else:
-                found.update(repr(constant).encode())
-        for name in code.co_names:
-            found.update(name.encode())
-            used = names.get(name)
-            if isinstance(used, bool | int | float | str | tuple):
-                found.update(repr(used).encode())
-            add(used)
-
-    for value in values:
-        add(value)
+    for registry in REGISTRIES.values():
+        for value in registry.added_by(module):
+            own = getattr(value, "own", None)
+            is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            parts = tuple(vars(value).values()) if is_record else (getattr(own, "function", value),)
+            add(parts, {})
     return found.hexdigest()[:12] if seen else None
 
 

@@ -191,6 +191,12 @@ def test_the_number_of_a_jobset_pod_is_its_index():
         ),
         ({}, {"VC_WORKER_NUM": "2", "VC_TASK_INDEX": "1"}, "VC_WORKER_NUM=2, as of several"),
         ({}, {"MF_PARALLEL_NUM_NODES": "2", "MF_PARALLEL_NODE_INDEX": "0"}, "=2, as of several"),
+        ({}, {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}, "SKYPILOT_NUM_NODES=2, as of"),
+        (
+            {},
+            {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"},
+            "AWS_BATCH_JOB_NUM_NODES=2, as of several",
+        ),
         ({}, {"NNODES": "2", "NODE_RANK": "1"}, "NNODES=2, as of several processes"),
         ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE=4, as of several processes, which"),
         ({}, {"NUM_PROCESSES": "2", "PROCESS_ID": "1"}, "NUM_PROCESSES=2, as of several processes"),

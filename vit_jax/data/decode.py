@@ -161,9 +161,8 @@ class StoredImage:
                 image.load()
                 orientation = image.getexif().get(_ORIENTATION, 1)
                 self._upright = _UPRIGHT.get(orientation, _UPRIGHT[1])
-            self._pixels = np.asarray(_to_rgb(image, getattr(image, "tag_v2", {})))
-            if is_deep:
-                _check_dark(self._pixels)
+            tags = getattr(image, "tag_v2", {})
+            self._pixels = np.asarray(_to_rgb(image, tags, is_deep=is_deep))
         except UnidentifiedImageError:  # Its message is only a memory address.
             raise _unreadable_error(self._encoded, "unknown format") from None
         except _PILLOW_ERRORS as error:
@@ -184,10 +183,8 @@ def rgb_pixels(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
     """
     try:
         is_deep, upright = _has_deep_colours(image), ImageOps.exif_transpose(image)
-        pixels = np.ascontiguousarray(_to_rgb(upright, getattr(image, "tag_v2", {})))
-        if is_deep:
-            _check_dark(pixels)
-        return pixels
+        tags = getattr(image, "tag_v2", {})
+        return np.ascontiguousarray(_to_rgb(upright, tags, is_deep=is_deep))
     except _PILLOW_ERRORS as error:
         raise DataError(
             f"a PIL image of mode {image.mode} ({error})",
@@ -210,8 +207,8 @@ def _rgb_array(image: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
     return np.ascontiguousarray(image)
 
 
-def _to_rgb(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
-    """Returns an image in RGB; `tags` are those of its TIFF file."""
+def _to_rgb(image: Image.Image, tags: Mapping[int, Any], *, is_deep: bool) -> Image.Image:
+    """Returns an image in RGB; `tags` are those of its TIFF file, for `is_deep` see below."""
     if image.mode.startswith("I;16"):
         # Pillow's own conversion clips grays at 255, and passes over these tags.
         bits, *_ = tags.get(_BITS, (16,))
@@ -223,16 +220,19 @@ def _to_rgb(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
         raise ValueError(f"pixels of mode {image.mode}: the value of white is unknown")
     if "transparency" in image.info:
         image = image.convert("RGBA")
-    return image.convert("RGB")
+    image = image.convert("RGB")
+    if is_deep:
+        _check_dark(np.asarray(image))
+    return image
 
 
 def _has_deep_colours(image: Image.Image) -> bool:
-    """Whether the file has 16 bits a colour; Pillow keeps the high bytes when it loads them."""
+    """Whether a file that is not yet loaded has 16 bits a colour. Pillow loads the high bytes."""
     return any(";16" in str(tile) for tile in getattr(image, "tile", ()))
 
 
 def _check_dark(high: UInt8[np.ndarray, "*S"]) -> None:
-    """Warns once of high bytes of images that may have less than 16 bits, such as X-rays."""
+    """Warns once if all high bytes are small: the file may have fewer bits, such as an X-ray."""
     global _warned_of_dark
     if high.max() < _DARK and not _warned_of_dark:
         _warned_of_dark = True

@@ -134,8 +134,9 @@ def frozen_training_flops(
 ) -> int:
     """Returns the operations of training on one image if some parameters are frozen.
 
-    Unlike `training_flops`, it leaves out gradients that nothing needs: those of frozen parameters,
-    whose names match one of these regular expressions, and those of inputs below all others.
+    `frozen` are regular expressions for names of parameters. Unlike in `training_flops`, gradients
+    that nothing needs are not counted: those of frozen parameters, and those that would flow to the
+    layers before the first trained one.
     """
     model = _abstract_model(options, num_classes, image_size)
     graphdef, state = nnx.split(model)
@@ -144,11 +145,11 @@ def frozen_training_flops(
         is_frozen = any(re.fullmatch(pattern, name) for pattern in frozen)
         return jax.lax.stop_gradient(leaf) if is_frozen else leaf
 
-    def total(params: Any, images: jax.Array) -> jax.Array:
-        return nnx.merge(graphdef, map_named(stop, params))(images).sum()
+    def total(params: Any, *inputs: jax.Array) -> jax.Array:
+        return nnx.merge(graphdef, map_named(stop, params))(*inputs).sum()
 
-    (images,) = model.example_inputs(1)
-    return 2 * traced_macs(jax.value_and_grad(total), nnx.to_pure_dict(state), images)
+    params = nnx.to_pure_dict(state)
+    return 2 * traced_macs(jax.value_and_grad(total), params, *model.example_inputs(1))
 
 
 def model_macs(model: Any) -> int:

@@ -22,13 +22,13 @@ from vit_jax.errors import ConfigError
 
 CLUSTERS = ("auto", "none", "slurm", "tpu", "jobset", "openmpi")
 # Numbers of processes or nodes that other starters set: torchrun, MPICH, MVAPICH, Horovod, Flux,
-# jsrun, Kubeflow's JAXJob, SkyPilot and AWS Batch.
+# jsrun and Kubeflow's JAXJob.
 _SIZES = (
     "WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "HOROVOD_SIZE", "FLUX_JOB_SIZE",
-    "JSM_NAMESPACE_SIZE", "NUM_PROCESSES", "SKYPILOT_NUM_NODES", "AWS_BATCH_JOB_NUM_NODES",
+    "JSM_NAMESPACE_SIZE", "NUM_PROCESSES",
 )  # fmt: skip
-# Their like, of starters that are not known: a number of processes or nodes, and the number of this
-# one. The first word of a name is the starter's.
+# Names that still others use, such as SkyPilot and AWS Batch, for the number of processes or nodes,
+# and for the rank of this one. Both begin with the starter's own word, or neither does.
 _OTHER_SIZE = re.compile(
     r"(?:([A-Z0-9]+)_(?:\w+_)?)??(?:GROUP_SIZE|WORLD_SIZE|NNODES|NUM_NODES|NODES_NUM|WORKER_NUM)"
 )
@@ -100,7 +100,7 @@ def detect(
 
 
 def _other_size(environ: Mapping[str, str]) -> str | None:
-    """Returns the variable with the number of processes of a starter that is not known, if any."""
+    """Returns the variable in which another starter gives a number of processes, or None."""
     ranks = [_OTHER_RANK.fullmatch(name) for name in environ]
     starters = {match[1] for match in ranks if match and environ[match[0]].isdecimal()}
     sizes = [_OTHER_SIZE.fullmatch(name) for name in environ]

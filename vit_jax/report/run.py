@@ -6,7 +6,6 @@ To add a column, write a property of `Run` and add its name to COLUMNS.
 import functools
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ class Run:
         figures: the final value of every metric; the latest one if the run is not finished.
         not_finite: the metrics whose final value is infinite or NaN.
         ancestors: the runs this one was initialised from, nearest first.
-        shares: which part of the steps of each ancestor came before the checkpoint that was taken.
+        shares: of each ancestor, the share of its steps before the checkpoint that was taken.
         unknown_init: why some ancestors are unknown; "" if all are known.
         problems: files that could not be read, and why.
     """
@@ -283,19 +282,21 @@ class Run:
     @property
     def pretrain_examples(self) -> int | None:
         """Largest number of examples of the runs it was initialised from, or else its own."""
-        return self._over_ancestors("train_examples", lambda values, _: max(values))
+        values = self._of_ancestors("train_examples")
+        return None if values is None else max(values)
 
     @property
     def pretrain_exaflops(self) -> float | None:
         """Compute of the checkpoints it was initialised from, or else its own, in 1e18 FLOPs."""
-        return self._over_ancestors(
-            "train_exaflops",
-            lambda values, shares: sum(v * s for v, s in zip(values, shares, strict=True)),
-        )
+        values = self._of_ancestors("train_exaflops")
+        if values is None:
+            return None
+        return sum(v * share for v, share in zip(values, self.shares or [1], strict=True))
 
-    def _over_ancestors(self, figure: str, merge: Callable[[Any, Any], Any]) -> Any:
+    def _of_ancestors(self, figure: str) -> list[Any] | None:
+        """Returns a figure of each ancestor, or else its own; None: one is not known."""
         values = [getattr(run, figure) for run in self.ancestors or [self]]
-        return None if self.unknown_init or None in values else merge(values, self.shares or [1])
+        return None if self.unknown_init or None in values else values
 
     @property
     def unknown_pretraining(self) -> str:

@@ -166,7 +166,7 @@ def _link_ancestors(run: Run, known: Mapping[Path, Run]) -> None:
 
 
 def _share_trained(origin: str, parent: Run) -> float:
-    """Returns which part of the parent's steps came before the checkpoint at `origin`."""
+    """Returns the share of the parent's steps before the checkpoint at `origin`."""
     step = re.search(r"/checkpoints/(\d+)/*$", origin)
     return 1.0 if step is None or not parent.step else min(int(step[1]) / parent.step, 1.0)
 
@@ -181,7 +181,8 @@ def _locate(origin: str, run: Run, known: Mapping[Path, Run]) -> Run | None:
     folder = user_path(origin)
     if "checkpoints" in folder.parts:  # RUN/checkpoints/STEP
         folder = folder.parents[folder.parts[::-1].index("checkpoints")]
-    # A relative path is one of the folder in which the run was started: one above it, or else this.
+    # A relative path starts at the folder in which the run was started, which is not known: first
+    # the folders above the run are tried, then the current one.
     above = [] if folder.is_absolute() else [parent / folder for parent in run.path.parents]
     for place in (*above, folder.absolute()):
         if place.resolve() in known:

@@ -330,10 +330,10 @@ class ArrayPairs:
 
 def _share_images(one: Any, other: Any) -> bool:
     """Whether two splits are the same object, or have arrays with common images."""
-    one, other = (getattr(split, "images", split) for split in (one, other))
-    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
-        return one is other
-    return np.shares_memory(one, other)
+    arrays = [split.images for split in (one, other) if isinstance(split, ArrayPairs)]
+    if len(arrays) == 2 and all(isinstance(array, np.ndarray) for array in arrays):
+        return np.shares_memory(arrays[0], arrays[1])
+    return one is other
 
 
 @contextlib.contextmanager
@@ -365,8 +365,8 @@ def passing(data: Mapping[str, Any]) -> Iterator[None]:
     for one, other in itertools.combinations(made, 2):
         if _share_images(made[one], made[other]):
             log.warning(
-                "data[%r] and data[%r] share images in memory: a score on one says nothing about"
-                " other images if the other is trained on",
+                "data[%r] and data[%r] share images in memory; if one is trained on, a score on the"
+                " other is too good",
                 *(one, other),
             )
     token = _passed.set(made)
