@@ -90,8 +90,8 @@ class SelfAttention(nnx.Module):
         which turns dropout on.
         """
         captured = {}
-        if self._can_attend_qkv(rope, num_valid, mask, capture):
-            heads = self._attend_qkv(x, num_valid)
+        if self._can_fuse_qkv(rope, num_valid, mask, capture):
+            heads = self._attend_fused_qkv(x, num_valid)
         else:
             qkv = constrain(_to_heads(self.qkv, x), "batch", None, None, "tensor")
             q, k, v = jnp.moveaxis(qkv, -3, 0)  # [B, N, 3, H, K] -> three of [B, N, H, K].
@@ -114,7 +114,7 @@ class SelfAttention(nnx.Module):
         out = _from_heads(self.out, constrain(heads, "batch", None, "tensor"))
         return self.dropout(out, deterministic=key is None, rngs=key), captured
 
-    def _can_attend_qkv(
+    def _can_fuse_qkv(
         self,
         rope: Rope | None,
         num_valid: NumValid,
@@ -124,10 +124,10 @@ class SelfAttention(nnx.Module):
         """Whether the Pallas kernel can take the output of the layer `qkv` as it is."""
         if self.implementation != "pallas" or isinstance(num_valid, jax.Array):
             return False
-        only_attend = (self.query_norm, self.relative, rope, mask)
-        return "attention_weights" not in capture and all(part is None for part in only_attend)
+        additions = (self.query_norm, self.relative, rope, mask)
+        return "attention_weights" not in capture and all(part is None for part in additions)
 
-    def _attend_qkv(self, x: Float[Array, "B N D"], num_valid: Any) -> jax.Array:
+    def _attend_fused_qkv(self, x: Float[Array, "B N D"], num_valid: Any) -> jax.Array:
         """Attention by the Pallas kernel, which itself adds the layer's bias of q, k and v."""
         from vit_jax.models.pallas_attention import attend_qkv
 
@@ -206,15 +206,15 @@ def _to_heads(
 
     If heads are not sharded over the mesh axis `tensor`, the weights are one matrix [D, 3 * H * K].
     Then XLA writes the features of each token contiguously, as attention kernels read them. With
-    separate axes (3, H, K), XLA on a TPU chose layouts whose copies were a fifth of a step's memory
-    traffic.
+    separate axes (3, H, K), XLA for TPUs chose other layouts; converting them was a fifth of a
+    step's memory traffic.
     """
     kernel = layer.kernel[...].astype(layer.dtype)
     if devices_along("tensor") == 1:
         kernel = kernel.reshape(x.shape[-1], -1)
     y = jnp.tensordot(x.astype(layer.dtype), kernel, 1)
     if add_bias and layer.bias is not None:
-        # As y's last axes: (3 * H * K), or (3, H, K) if heads are sharded.
+        # The bias gets the shape of y's last axes: (3 * H * K), or (3, H, K) if heads are sharded.
         y = y + layer.bias[...].astype(layer.dtype).reshape(1, 1, *kernel.shape[1:])
     return save_for_backward(y).reshape(*x.shape[:-1], *layer.out_features)
 

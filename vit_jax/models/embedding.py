@@ -38,7 +38,7 @@ class PatchEmbedding(nnx.Module):
     """Cuts an image or a feature map of C channels into patches and projects each of them linearly.
 
     The kernel [P, P, C, D] has the shape of a convolution's kernel, but is applied as one matmul.
-    If it is stored for another patch size, `stored_size`, it is resized first.
+    If it is stored for another patch size, `stored_patch_size`, it is resized first.
 
     Source: arXiv:2010.11929, equation 1; stored kernels: arXiv:2212.08013, section 3.4.
     """
@@ -49,11 +49,11 @@ class PatchEmbedding(nnx.Module):
         channels: int,
         width: int,
         *,
-        stored_size: int | None = None,
+        stored_patch_size: int | None = None,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        stored = stored_size or patch_size
+        stored = stored_patch_size or patch_size
         shape = (stored, stored, channels, width)
         self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(width))

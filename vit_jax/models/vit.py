@@ -42,9 +42,9 @@ class ViT(ImageModel):
     In shapes, P is the number of patches, and N that of tokens: class token, registers and patches.
     (In the paper, P is a patch's side and N the number of patches.) `num_tokens` is N.
 
-    `position_placement`, as in appendix D.4 of the paper: with "stem", the position table is added
-    to the input of the encoder; with "shared", to that of every block; with "every_layer", every
-    block has its own table. Rope and relative positions are part of the attention.
+    The position table is added to the input of the encoder. Or, as in appendix D.4 of the paper, it
+    is added to the input of every block, the same one ("shared") or each block's own
+    ("every_layer"). Rope and relative positions are part of the attention.
     """
 
     parts = (
@@ -80,7 +80,7 @@ class ViT(ImageModel):
             shape.patch_size,
             channels,
             width,
-            stored_size=options.patch_kernel_size,
+            stored_patch_size=options.patch_kernel_size,
             dtype=dtype,
             rngs=rngs,
         )
@@ -91,7 +91,7 @@ class ViT(ImageModel):
         in_blocks = options.position_placement == "every_layer"
         input_spec = None if in_blocks else table_spec
         self.position_embedding = build_table(input_spec, rngs=rngs) if input_spec else None
-        self.position_placement = options.position_placement
+        self.shares_positions = options.position_placement == "shared"
         # The table may be stored for another grid. Then it is resampled at each call.
         self.stored_grid = (table_spec.stored_grid if table_spec else None) or self.grid
         self.has_rope = options.position_embedding == "rope_2d"
@@ -129,8 +129,8 @@ class ViT(ImageModel):
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
-        layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; [L, B, N, D] each:
-        "block_output", and what attention and MLP return, "attention_output" and "mlp_output".
+        layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; "block_output"
+        [L, B, N, D]; as large are "attention_output" and "mlp_output", before they are added to x.
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -162,11 +162,11 @@ class ViT(ImageModel):
         """Returns the encoder's input: class token, registers and patches, with their positions.
 
         Equation 1; `embed_patches` has multiplied the patches by E. For a part of the patches, as
-        in MAE, pass `position_rows`, one for each token of the result. None: the table's rows,
-        unless the blocks add them. A key turns dropout on.
+        in MAE, pass `position_rows`, one for each token of the result. Without them, all rows of
+        the table are added, unless the blocks do it. A key turns dropout on.
         """
         if position_rows is None:
-            position_rows = self.positions("stem")
+            position_rows = self.positions(in_every_block=False)
         prefix = [
             jnp.broadcast_to(token[...].astype(self.dtype), (len(patches), *token.shape[1:]))
             for token in (self.class_token, self.registers)
@@ -195,15 +195,15 @@ class ViT(ImageModel):
         if self.has_rope and rope is None:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
             rope = jnp.asarray(cos), jnp.asarray(sin)
-        position = self.positions("shared")
+        position = self.positions(in_every_block=True)
         x, captured = self.encoder(
             x, position=position, rope=rope, key=key, capture=capture, span=span
         )
         return (self.final_norm(x) if span is None else x), captured
 
-    def positions(self, placement: str) -> Float[Array, "1 N D"] | None:
+    def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
         """Returns the position table of all tokens if it is added at this place; else None."""
-        if self.position_embedding is None or self.position_placement != placement:
+        if self.position_embedding is None or self.shares_positions != in_every_block:
             return None
         return self.position_embedding(self.num_tokens)
 
@@ -215,7 +215,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless it is absent or in `pool`, or x is a map of the stem."""
+        """LayerNorm (equation 4). Maps are returned as they are, as is x if `pool` has the norm."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -223,7 +223,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns by layer: the tokens after n blocks for a number n, the stem's map for a name."""
+        """Returns the output of each layer: a number n of blocks, or the name of a stem's map."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
