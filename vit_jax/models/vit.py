@@ -88,8 +88,8 @@ class ViT(ImageModel):
         count = options.num_registers
         self.registers = learned_tokens(count, width, rngs) if count else None
         table_spec = position_table_spec(options, self.grid, width)  # None: no table.
-        in_blocks = options.position_placement == "every_layer"
-        input_spec = None if in_blocks else table_spec
+        table_per_block = options.position_placement == "every_layer"
+        input_spec = None if table_per_block else table_spec
         self.position_embedding = build_table(input_spec, rngs=rngs) if input_spec else None
         self.shares_positions = options.position_placement == "shared"
         # The table may be stored for another grid. Then it is resampled at each call.
@@ -102,7 +102,7 @@ class ViT(ImageModel):
             block_shape(shape, options),
             options,
             num_tokens=self.num_tokens,
-            position_table=table_spec if in_blocks else None,
+            position_table=table_spec if table_per_block else None,
             relative=options.position_embedding == "relative",
             platform=platform,
             rngs=rngs,
@@ -129,8 +129,8 @@ class ViT(ImageModel):
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
-        layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; "block_output"
-        [L, B, N, D]; as large are "attention_output" and "mlp_output", before they are added to x.
+        layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; and
+        "attention_output", "mlp_output", "block_output" [L, B, N, D], which these three return.
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -202,7 +202,7 @@ class ViT(ImageModel):
         return (self.final_norm(x) if span is None else x), captured
 
     def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
-        """Returns the position table of all tokens if it is added at this place; else None."""
+        """Returns the table that is added to the input, or in every block; None: there is none."""
         if self.position_embedding is None or self.shares_positions != in_every_block:
             return None
         return self.position_embedding(self.num_tokens)
@@ -215,7 +215,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4). Maps are returned as they are, as is x if `pool` has the norm."""
+        """LayerNorm (equation 4); not for a map of the stem, nor if `pool` applies it later."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -223,7 +223,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns the output of each layer: a number n of blocks, or the name of a stem's map."""
+        """Returns layer -> output: of a number n, that of n blocks; of a name, that map of the stem."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
