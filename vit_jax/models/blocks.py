@@ -158,7 +158,7 @@ def drop_branch(
 def _row_major(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
     """Makes XLA store each token's features contiguously.
 
-    Each device does this for its part: asked for the layout of a sharded array, XLA would gather
+    Each device does this for its own part: to set the layout of a sharded array, XLA would gather
     the whole array on every device.
     """
 

@@ -91,7 +91,7 @@ class ViT(ImageModel):
         table_per_block = options.position_placement == "every_layer"
         input_spec = None if table_per_block else table_spec
         self.position_embedding = build_table(input_spec, rngs=rngs) if input_spec else None
-        self.shares_positions = options.position_placement == "shared"
+        self.positions_in_every_block = options.position_placement == "shared"
         # The table may be stored for another grid. Then it is resampled at each call.
         self.stored_grid = (table_spec.stored_grid if table_spec else None) or self.grid
         self.has_rope = options.position_embedding == "rope_2d"
@@ -130,7 +130,7 @@ class ViT(ImageModel):
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
         layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; and
-        "attention_output", "mlp_output", "block_output" [L, B, N, D], which these three return.
+        [L, B, N, D] "attention_output", "mlp_output", "block_output": what that part returns.
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -202,8 +202,8 @@ class ViT(ImageModel):
         return (self.final_norm(x) if span is None else x), captured
 
     def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
-        """Returns the table that is added to the input, or in every block; None: there is none."""
-        if self.position_embedding is None or self.shares_positions != in_every_block:
+        """Returns the table of the input or, if `in_every_block`, that of all blocks; or None."""
+        if self.position_embedding is None or self.positions_in_every_block != in_every_block:
             return None
         return self.position_embedding(self.num_tokens)
 
@@ -215,7 +215,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4); not for a map of the stem, nor if `pool` applies it later."""
+        """LayerNorm (equation 4), unless `pool` does it, or x is a map of `layer_outputs`."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -223,7 +223,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns layer -> output: of a number n, that of n blocks; of a name, that map of the stem."""
+        """Returns the tokens after n blocks for a number n, and a map of the stem for its name."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
@@ -258,6 +258,7 @@ class ViT(ImageModel):
 
     @property
     def map_names(self) -> dict[str, int | None]:
+        # None: maps of the stem have no number, because they come before the blocks.
         return {} if self.stem is None else dict.fromkeys(self.stem.names)
 
 
