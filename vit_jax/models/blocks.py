@@ -131,7 +131,7 @@ class EncoderBlock(nnx.Module):
     ) -> Float[Array, "B N D"]:
         """Adds a branch to x: layer scale, stochastic depth, and the norms of res_post and post.
 
-        `save_for_backward` changes no value.
+        `save_for_backward` marks what remat keeps; it changes no value.
         """
         branch = constrain(branch, "batch")
         if self.norm_placement == "res_post":
@@ -234,8 +234,8 @@ class Encoder(nnx.Module):
         end), only `blocks[first:end]` are applied.
         """
         num_tokens = x.shape[1]
-        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. Models
-        # with a mask request a kernel without padding: "xla" or "einsum".
+        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. A mask
+        # is not padded here: models with one request a kernel that needs none, "xla" or "einsum".
         padding = -num_tokens % self.attention_choice.token_multiple
         if padding:
             x, position, rope = jax.tree.map(

@@ -129,8 +129,8 @@ class ViT(ImageModel):
         """Returns the logits, float32. `return_intermediates` adds a dict of the named values.
 
         "embedded" and "encoded" are tokens [B, N, D], "pre_logits" the input of the head's last
-        layer. Of the L blocks (H heads): "attention_weights" [L, B, H, N, N]; and
-        [L, B, N, D] "attention_output", "mlp_output", "block_output": what that part returns.
+        layer. Stacked over the L blocks (H heads): "attention_weights" [L, B, H, N, N], and the
+        outputs "attention_output", "mlp_output", "block_output", each [L, B, N, D].
 
         Args:
             images: floating point [B, height, width, 3] in [-1, 1], of the model's image size.
@@ -202,7 +202,7 @@ class ViT(ImageModel):
         return (self.final_norm(x) if span is None else x), captured
 
     def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
-        """Returns the table of the input or, if `in_every_block`, that of all blocks; or None."""
+        """Returns the input's table or, if `in_every_block`, the one all blocks share; or None."""
         if self.position_embedding is None or self.positions_in_every_block != in_every_block:
             return None
         return self.position_embedding(self.num_tokens)
@@ -215,7 +215,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless `pool` does it, or x is a map of `layer_outputs`."""
+        """LayerNorm (equation 4), unless `pool` does it. A stem's map (4 axes) stays as it is."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
@@ -223,7 +223,7 @@ class ViT(ImageModel):
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]
     ) -> dict[Layer, Float[Array, "B *N D"]]:
-        """Returns the tokens after n blocks for a number n, and a map of the stem for its name."""
+        """Returns, for a number n, the tokens after n blocks; for a name, that map of the stem."""
         images = as_images(images, self.image_size)
         map_names = frozenset(layer for layer in layers if isinstance(layer, str))
         numbers = sorted(layer for layer in layers if isinstance(layer, int))
