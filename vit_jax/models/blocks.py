@@ -234,8 +234,8 @@ class Encoder(nnx.Module):
         end), only `blocks[first:end]` are applied.
         """
         num_tokens = x.shape[1]
-        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. A mask
-        # is not padded here: models with one request a kernel that needs none, "xla" or "einsum".
+        # Some kernels need a multiple of `token_multiple` tokens. Padding gets no weight. Masks
+        # are not padded: models that have a mask ask for "xla" or "einsum", which need no padding.
         padding = -num_tokens % self.attention_choice.token_multiple
         if padding:
             x, position, rope = jax.tree.map(

@@ -91,7 +91,7 @@ class ViT(ImageModel):
         table_per_block = options.position_placement == "every_layer"
         input_spec = None if table_per_block else table_spec
         self.position_embedding = build_table(input_spec, rngs=rngs) if input_spec else None
-        self.positions_in_every_block = options.position_placement == "shared"
+        self.blocks_share_positions = options.position_placement == "shared"
         # The table may be stored for another grid. Then it is resampled at each call.
         self.stored_grid = (table_spec.stored_grid if table_spec else None) or self.grid
         self.has_rope = options.position_embedding == "rope_2d"
@@ -203,7 +203,7 @@ class ViT(ImageModel):
 
     def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
         """Returns the input's table or, if `in_every_block`, the one all blocks share; or None."""
-        if self.position_embedding is None or self.positions_in_every_block != in_every_block:
+        if self.position_embedding is None or self.blocks_share_positions != in_every_block:
             return None
         return self.position_embedding(self.num_tokens)
 
@@ -215,7 +215,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless `pool` does it. A stem's map (4 axes) stays as it is."""
+        """LayerNorm (equation 4), unless `pool` does it. `features` also passes maps: unchanged."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
