@@ -121,7 +121,7 @@ class SelfAttention(nnx.Module):
         mask: Mask | None,
         capture: tuple[str, ...],
     ) -> bool:
-        """Whether the Pallas kernel can take q, k, v unsplit: nothing changes them in between."""
+        """Whether the Pallas kernel can take the output of `qkv`: nothing changes it before."""
         if self.implementation != "pallas" or isinstance(num_valid, jax.Array):
             return False
         additions = (self.query_norm, self.relative, rope, mask)

@@ -215,7 +215,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless `pool` does it. `features` also passes maps: unchanged."""
+        """LayerNorm (equation 4), unless `pool` does it. Maps of the stem stay unchanged."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
