@@ -121,7 +121,7 @@ class SelfAttention(nnx.Module):
         mask: Mask | None,
         capture: tuple[str, ...],
     ) -> bool:
-        """Whether the Pallas kernel can take the output of `qkv`: nothing changes it before."""
+        """Whether Pallas takes `qkv`'s output as it is: no qk_norm, rope, relative bias or mask."""
         if self.implementation != "pallas" or isinstance(num_valid, jax.Array):
             return False
         additions = (self.query_norm, self.relative, rope, mask)

@@ -202,7 +202,7 @@ class ViT(ImageModel):
         return (self.final_norm(x) if span is None else x), captured
 
     def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
-        """Returns the input's table or, if `in_every_block`, the one all blocks share; or None."""
+        """Returns the table if this is where it is added (input, or every block); else None."""
         if self.position_embedding is None or self.blocks_share_positions != in_every_block:
             return None
         return self.position_embedding(self.num_tokens)
@@ -215,7 +215,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless `pool` does it. Maps of the stem stay unchanged."""
+        """LayerNorm (equation 4), unless `pool` does it. Skips stem maps of `layer_outputs`."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)
