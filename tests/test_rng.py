@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from vit_jax import jax_internals
-from vit_jax.rng import generator, name_id, stream, usual_numbers
+from vit_jax.rng import fixed_jax_settings, generator, name_id, stream
 
 
 def _bits(key: jax.Array) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ def test_numbers_are_the_usual_ones_whatever_jax_is_set_to():
     ):  # fmt: skip
         with setting:
             assert (draw() != usual).any()
-            with usual_numbers():
+            with fixed_jax_settings():
                 np.testing.assert_array_equal(draw(), usual, strict=True)
 
 

@@ -60,7 +60,7 @@ _DISK_ERRORS = (
     errno.ENAMETOOLONG,
     errno.ELOOP,
 )
-# JAX would draw or compute other numbers: see `rng.usual_numbers`.
+# JAX would draw or compute other numbers: see `rng.fixed_jax_settings`.
 _OTHER_NUMBERS = (
     "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE",
     "JAX_RANDOM_SEED_OFFSET",

@@ -15,7 +15,7 @@ _REPLACED_SEED = np.random.SeedSequence(0)
 
 
 @contextlib.contextmanager
-def usual_numbers() -> Iterator[None]:
+def fixed_jax_settings() -> Iterator[None]:
     """JAX draws the same numbers here, of 32 bits, whatever its settings or variables are."""
     with (
         jax.enable_x64(False),

@@ -23,7 +23,7 @@ from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.two_towers import TWO_TOWERS
 from vit_jax.named_tree import named_leaves
 from vit_jax.plugins import bugs_in_one_line
-from vit_jax.rng import usual_numbers
+from vit_jax.rng import fixed_jax_settings
 from vit_jax.synonyms import advice, meant_name
 
 
@@ -108,7 +108,7 @@ def model_shape(options: ModelConfig) -> Any:
     return family_of(options.name).shape(options)
 
 
-@usual_numbers()
+@fixed_jax_settings()
 def build_model(
     options: ModelConfig,
     *,

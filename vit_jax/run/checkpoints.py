@@ -130,7 +130,7 @@ class CheckpointFolder:
         with self._as_user_error():
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
-    def check(self) -> None:
+    def raise_failed_save(self) -> None:
         """Raises the error of a background save, if there is one. Does not wait for the save."""
         with self._as_user_error():
             self._manager.check_for_errors()

@@ -9,7 +9,7 @@ from typing import Any
 from vit_jax.config.run import Config
 from vit_jax.data.suspicious import training_warnings
 from vit_jax.parallel.processes import barrier, on_first_host
-from vit_jax.rng import usual_numbers
+from vit_jax.rng import fixed_jax_settings
 from vit_jax.run.folder import RunFolder
 from vit_jax.run.time_account import TimeAccount
 from vit_jax.train.evaluations import Evaluations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _LARGEST_INITIAL_SHARE = 0.05
 
 
-@usual_numbers()
+@fixed_jax_settings()
 def train(
     config: Config,
     workdir: Path,
@@ -121,7 +121,7 @@ def _train(session: Session) -> dict[str, Any]:
     step_log, evaluations, saves = StepLog(session), Evaluations(session), Saves(session)
     session.progress.upcoming |= {"evaluation": evaluations.next_step, "save": saves.next_step}
     step, state = session.start.step, session.start.state
-    evaluations.resume()
+    evaluations.complete_saved_step()
     if not session.is_last(step):
         step, state = _run_steps(session, step_log, evaluations, saves)
     with session.account.part("evaluation"):
@@ -143,21 +143,22 @@ def _run_steps(
         while not session.is_last(step):
             step += 1
             with step_log.waiting():
-                program, batch = next(feed)
+                program, batch = next(feed)  # A flexible run has a program for each size.
             state, metrics = program.compiled(state, batch, *session.frozen)
             step_log.add(step, metrics, feed.skipped)
+            # `paused` first checks the metrics of all steps: only finite states get further.
             if hooks.are_due(step):
                 with step_log.paused():
                     hooks.run(step, state, metrics)
 
-            # Evaluated before it is saved, because the best weights so far are always saved.
+            # Evaluated before it is saved, because a new best score makes a save due.
             if evaluations.is_due(step) and not session.stop_requested():
                 with step_log.paused():
                     evaluations.run_due(step, state.eval_params)
-            stopping = session.stop_requested()
-            session.checkpoints.check()
+            stopping = session.stop_requested()  # Also one that came during the evaluation.
+            session.checkpoints.raise_failed_save()
             if stopping or saves.is_due(step):
-                with step_log.paused():  # It has read all metrics: only finite states are saved.
+                with step_log.paused():
                     saves.save(step, state, step_log.to_json())
             # A run whose last step is saved and evaluated has nothing left to stop.
             if stopping and not (session.is_last(step) and evaluations.is_complete(step)):

@@ -28,7 +28,7 @@ from vit_jax.models.initial_values import redraw
 from vit_jax.models.options import AUTO
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size, platform_of
-from vit_jax.rng import stream, usual_numbers
+from vit_jax.rng import fixed_jax_settings, stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.optimizers import build_optimizer
 from vit_jax.train.schedules import build_schedule, build_weight_decay
@@ -225,7 +225,7 @@ def _build_program(
     data = DataInfo(num_classes, class_counts, num_examples, total_steps, source)
     task = build_task(config, data, platform=platform)
 
-    @usual_numbers()
+    @fixed_jax_settings()
     def init_params() -> Any:
         params = nnx.to_pure_dict(nnx.state(task.build(stream(config.seed, "init"))))
         key = stream(config.seed, "initial_values")
