@@ -53,7 +53,7 @@ class Evaluations:
         if self._features_due(step) and not self._session.stop_requested():
             self._features.run(step, params)
 
-    def complete_saved_step(self) -> None:
+    def finish_saved_step(self) -> None:
         """In a resumed run, reads what was evaluated at the saved step, and evaluates the rest.
 
         Raises Stopped if the run was asked to stop: the interrupted evaluation belongs to this

@@ -26,7 +26,7 @@ from vit_jax.train.step_log import StepLog
 
 log = logging.getLogger(__name__)
 
-# Largest share of the initial parameters in the final average without a warning.
+# A warning is logged if initial parameters are more than this share of the final average.
 _LARGEST_INITIAL_SHARE = 0.05
 
 
@@ -121,7 +121,7 @@ def _train(session: Session) -> dict[str, Any]:
     step_log, evaluations, saves = StepLog(session), Evaluations(session), Saves(session)
     session.progress.upcoming |= {"evaluation": evaluations.next_step, "save": saves.next_step}
     step, state = session.start.step, session.start.state
-    evaluations.complete_saved_step()
+    evaluations.finish_saved_step()
     if not session.is_last(step):
         step, state = _run_steps(session, step_log, evaluations, saves)
     with session.account.part("evaluation"):
@@ -142,11 +142,12 @@ def _run_steps(
         step_log.restart_clock()
         while not session.is_last(step):
             step += 1
+            # A run with several patch sizes has a program for each; the feed draws one of them.
             with step_log.waiting():
-                program, batch = next(feed)  # A flexible run has a program for each size.
+                program, batch = next(feed)
             state, metrics = program.compiled(state, batch, *session.frozen)
             step_log.add(step, metrics, feed.skipped)
-            # `paused` first checks the metrics of all steps: only finite states get further.
+            # Each `paused` checks all metrics so far: no state that is not finite is used or saved.
             if hooks.are_due(step):
                 with step_log.paused():
                     hooks.run(step, state, metrics)
@@ -160,7 +161,7 @@ def _run_steps(
             if stopping or saves.is_due(step):
                 with step_log.paused():
                     saves.save(step, state, step_log.to_json())
-            # A run whose last step is saved and evaluated has nothing left to stop.
+            # If the last step is saved and evaluated, the run is complete: it is not stopped.
             if stopping and not (session.is_last(step) and evaluations.is_complete(step)):
                 saves.wait()
                 raise Stopped(step)
