@@ -32,7 +32,7 @@ from experiments.inside_vit.fields import Fields, layers_of
 from experiments.inside_vit.inputs import run
 from vit_jax.analysis.images import Images
 from vit_jax.errors import ModelError
-from vit_jax.evaluation.intervals import bootstrap_interval
+from vit_jax.evaluation.intervals import interval, resample_means
 from vit_jax.models.family import ImageModel
 
 
@@ -77,7 +77,8 @@ def equivariance(
     )  # fmt: skip
     rows = []
     for name, (errors, interior) in found.items():
-        numbers = (errors.mean(0), *bootstrap_interval(errors), interior.mean(0))
+        low, high = zip(*map(interval, resample_means(errors, "all").T), strict=True)
+        numbers = (errors.mean(0), low, high, interior.mean(0))
         rows += [(name, *cells[name], *row) for row in zip(shifts, *numbers, strict=True)]
     cell = ("cell_height_px", "cell_width_px")
     columns = ["layer", *cell, "shift_px", "error", "error_low", "error_high", "interior_error"]

@@ -28,7 +28,7 @@ from experiments.inside_vit.inputs import run
 from vit_jax.analysis.batches import map_batches
 from vit_jax.analysis.images import Images
 from vit_jax.errors import ModelError
-from vit_jax.evaluation.intervals import bootstrap_interval, wilson_interval
+from vit_jax.evaluation.intervals import interval, resample_means, wilson_interval
 from vit_jax.models.family import ImageModel
 from vit_jax.rng import stream
 
@@ -113,8 +113,8 @@ def summarise(
             row |= _with_interval("accuracy", float((classes == labels).mean()), count)
             row["chance"] = 1 / num_classes
             change = (classes == labels).astype(np.float32) - (predicted[0] == labels)
-            low, high = bootstrap_interval(change[:, None])
-            row |= {"change": change.mean(), "change_low": low[0], "change_high": high[0]}
+            low, high = interval(resample_means(change, "all"))
+            row |= {"change": change.mean(), "change_low": low, "change_high": high}
         rows.append(row | _with_interval("unchanged", (classes == predicted[0]).mean(), count))
     return pd.DataFrame(rows)
 

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import UInt8
 
 from vit_jax.analysis.images import read_source
@@ -32,6 +31,7 @@ from vit_jax.tasks.mae import task as mae
 from vit_jax.tasks.mae.config import MaeConfig
 from vit_jax.tasks.masked_patches import task as masked
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
+from vit_jax.tasks.task import DataInfo, build_task
 
 Pixels = UInt8[np.ndarray, "M H W 3"]
 _GRAY = 128
@@ -62,15 +62,15 @@ def predict(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, Pixel
     return {"input": pixels, **find(config, checkpoint, pixels)}
 
 
-def _filled(model: Any, checkpoint: Path) -> Any:
-    """Returns an abstract model with the parameters of a run folder."""
+def _filled(config: Config, checkpoint: Path) -> Any:
+    """Returns the model of a run with the parameters of its folder."""
+    model = build_task(config, DataInfo(0), platform=jax.default_backend()).abstract
     file, _ = open_native(checkpoint)
     return fill_parameters(model, lambda name: to_jax(file.read(name)))
 
 
 def _reconstruct(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, Pixels]:
-    model = nnx.eval_shape(lambda: mae.build_autoencoder(config, key=jax.random.key(0)))
-    model = _filled(model, checkpoint)
+    model = _filled(config, checkpoint)
     patch = model.image_size[0] // model.grid[0]
     batch = mae.evaluation_batch(jnp.asarray(pixels), model.num_tokens - model.num_prefix)
     found, _ = model.reconstruct(batch["image"], batch["order"])
@@ -91,8 +91,7 @@ def _reconstruct(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, 
 def _predict_colours(config: Config, checkpoint: Path, pixels: Pixels) -> dict[str, Pixels]:
     section = config.task
     assert isinstance(section, MaskedPatchesConfig)
-    model = nnx.eval_shape(lambda: masked.build_masked_vit(config, key=jax.random.key(0)))
-    model = _filled(model, checkpoint)
+    model = _filled(config, checkpoint)
     patch = model.image_size[0] // model.grid[0]
     batch = masked.evaluation_batch(jnp.asarray(pixels), section, patch)
     logits = model.predict(batch)

@@ -87,7 +87,7 @@ def test_nothing_is_written_without_examples(tmp_path):
     [
         ({"examples": 20}, "8 bits for 20 examples"),
         ({"examples": "4"}, "values of other types"),
-        ({"correct": "?"}, "not base64"),
+        ({"correct": "?"}, "base64"),
         ({"skipped": [4]}, "skipped examples that are not 0 to 3"),
         ({"skipped": [0]}, "skipped examples that are right"),
         ({"skipped": None}, "values of other types"),

@@ -12,7 +12,6 @@ from random_models import random_images, randomize
 from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import model_options
 from vit_jax.tasks.masked_patches.corruption import (
-    Corruption,
     corrupt,
     draw_corruption,
     num_corrupted,
@@ -25,8 +24,8 @@ TINY = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 3}
 def draw(images, patches, **shares):
     keys = jax.random.split(jax.random.key(1), images)
     one = partial(draw_corruption, num_patches=patches, **shares)
-    chosen, (source, hidden) = jax.jit(jax.vmap(one))(keys)
-    return np.asarray(chosen), np.asarray(source), np.asarray(hidden)
+    drawn = jax.jit(jax.vmap(one))(keys)
+    return [np.asarray(drawn[name]) for name in ("corrupted", "source", "hidden")]
 
 
 def test_corrupted_hidden_and_moved_patches_have_the_given_shares():
@@ -68,7 +67,7 @@ def test_moved_patches_are_equal_bit_for_bit():
     source = jnp.array([[0, 0, 2], [2, 1, 0]])
     hidden = jnp.array([[False, False, True], [False, False, False]])
     token = jnp.full((1, 1, 4), 7.0)
-    found = np.asarray(corrupt(patches, Corruption(source, hidden), token))
+    found = np.asarray(corrupt(patches, source, hidden, token))
     want = np.stack([patches[0][jnp.array([0, 0, 2])], patches[1][jnp.array([2, 1, 0])]])
     want[0, 2] = 7
     np.testing.assert_array_equal(found, want)
@@ -86,19 +85,19 @@ def model(request):
 
 def test_a_moved_patch_has_the_position_of_its_new_place(model):
     images = jnp.asarray(random_images(1, 8))
-    plain = Corruption(jnp.arange(4)[None], jnp.zeros((1, 4), bool))
-    moved = Corruption(jnp.array([[0, 3, 2, 3]]), jnp.array([[True, False, False, False]]))
+    source, hidden = jnp.array([[0, 3, 2, 3]]), jnp.array([[True, False, False, False]])
 
     @jax.jit
-    def embed(corruption):
+    def embed(*corruption):
         patches = model.embed_patches(images)
         return model.embed(
-            patches if corruption is None else corrupt(patches, corruption, model.mask_token[...])
+            corrupt(patches, *corruption, model.mask_token[...]) if corruption else patches
         )
 
-    without = embed(None)
-    np.testing.assert_array_equal(embed(plain), without)
-    found, (table,) = embed(moved), model.position_embedding.table[...]
+    without = embed()
+    plain = embed(jnp.arange(4)[None], jnp.zeros((1, 4), bool))
+    np.testing.assert_array_equal(plain, without)
+    found, (table,) = embed(source, hidden), model.position_embedding.table[...]
     # Class token and register come first; the table has no row for the register.
     own = without[0, 2:] - table[1:]
     changed = found[0, 2:] - table[1:]
@@ -106,7 +105,7 @@ def test_a_moved_patch_has_the_position_of_its_new_place(model):
     np.testing.assert_allclose(changed[1], own[3], atol=1e-5)
     np.testing.assert_array_equal(found[0, 4:], without[0, 4:])
     np.testing.assert_array_equal(found[0, :2], without[0, :2])
-    batch = {"image": images, "source": moved.source, "hidden": moved.hidden}
+    batch = {"image": images, "source": source, "hidden": hidden}
     logits = jax.eval_shape(lambda: model.predict(batch))
     assert logits.shape == (1, 4, 8)
     assert jax.eval_shape(lambda: model(images)).shape == (1, 8)

@@ -99,7 +99,7 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
 
     @jax.jit
     def encode(params, images):
-        model = nnx.merge(program.graphdef, params)
+        model = program.task.model(params)
         return model(images, return_intermediates=("encoded",))[1]["encoded"]
 
     encoded = encode(params, ready["image"])
@@ -119,6 +119,22 @@ def test_the_loss_of_a_batch_with_a_token_by_hand(teacher, targets):
     assert float(metrics["label_loss"]) == pytest.approx(float(label_loss), rel=1e-4)
     assert float(metrics["teacher_loss"]) == pytest.approx(float(teacher_loss), rel=1e-4)
     assert float(loss) == pytest.approx(float(0.7 * label_loss + 0.3 * teacher_loss), rel=1e-4)
+
+
+def test_the_accuracy_of_each_class_is_measured_beside_the_agreement(teacher):
+    config = config_of(teacher, evaluation={**run_mapping(6)["evaluation"], "by_class": True})
+    program = program_of(config)
+    batch = program.example_batch()
+    batch |= {"label": np.arange(16) % 10, "mask": np.ones(16, bool)}
+    totals = program.task.totals([])
+    outputs = program.eval_step(program.init().params, batch, *program.load_frozen())
+    totals.add(jax.device_get(outputs))
+    found = totals.metrics()
+    assert {
+        "teacher_agreement",
+        "accuracy_per_class_mean",
+        "accuracy_class/class 3",
+    } <= found.keys()
 
 
 def test_the_teacher_has_xlas_attention_where_the_student_has_it(teacher, monkeypatch):

@@ -17,12 +17,13 @@ from vit_jax.models.embedding import sincos_2d_mae
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.mae.model import num_visible
 from vit_jax.tasks.mae.task import (
-    build_autoencoder,
+    Mae,
     from_target,
     hidden_patches,
     masked_batch,
     pixel_targets,
 )
+from vit_jax.tasks.task import DataInfo
 from vit_jax.train.loop import train
 from vit_jax.train.signals import StopSignals
 
@@ -50,9 +51,9 @@ def program(config):
 
 
 @pytest.fixture(scope="module")
-def model(config):
+def model(program):
     """A model with random values, also where they start at zero."""
-    return randomize(lambda: build_autoencoder(config, key=jax.random.key(0)))
+    return randomize(lambda: program.task.build(jax.random.key(0)))
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +77,8 @@ def test_only_visible_patches_are_computed(config, position):
     """All patches in another order give the same class token; dropped pixels change nothing."""
     options = config.model.replace(position_embedding=position, num_heads=1, num_registers=1)
     changed = config.replace(model=options)
-    graphdef, state = nnx.split(
-        randomize(lambda: build_autoencoder(changed, key=jax.random.key(0)))
-    )
+    task = Mae(changed, DataInfo(10), platform="cpu")
+    graphdef, state = nnx.split(randomize(lambda: task.build(jax.random.key(0))))
     encode = jax.jit(lambda *args: nnx.merge(graphdef, state).encode_visible(*args))
     pixels, every = images(), jnp.stack([jnp.arange(16)[::-1], jnp.roll(jnp.arange(16), 5)])
     with jax.default_matmul_precision("highest"):

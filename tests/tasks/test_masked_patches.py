@@ -131,7 +131,7 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program):
     @jax.jit
     def look(params, images):
         ready = evaluation_batch(images, section, 4)
-        return ready, nnx.merge(program.graphdef, params).predict(ready)
+        return ready, program.task.model(params).predict(ready)
 
     ready, logits = look(params, jnp.asarray(images))
     logits = np.asarray(logits)

@@ -8,7 +8,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from interop.files import tiny, write_npz
 from shared_programs import shared_program, stop_after
 from task_runs import steps_of
@@ -88,7 +87,7 @@ def test_the_first_loss_is_log_c_and_the_features_equal_those_of_the_file(tmp_pa
     program = program_of(config)
     state, report = start_from_weights(program)
     images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3)).astype(np.uint8)
-    model = nnx.merge(program.graphdef, state.params)
+    model = program.task.model(state.params)
     logits, found = model(images / np.float32(127.5) - 1, return_intermediates=("pre_logits",))
     np.testing.assert_array_equal(logits, np.zeros((8, CLASSES)))
     theirs = load(npz, image_size=32, num_classes=0, num_heads=2).model

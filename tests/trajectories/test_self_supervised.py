@@ -50,7 +50,7 @@ def test_mae():
     images = draw_images(replay.rng, 30, 8)
     noise = replay.rng.rand(30, 8, 64).astype(np.float32)
     order = np.argsort(noise, axis=-1).astype(np.int32)
-    losses, state = replay.train(at({"image": images, "order": order}))
+    losses, state = replay.train(at({"image": images, "target_image": images, "order": order}))
     replay.check(state.params, losses)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from flax import nnx
 
 from vit_jax.config.file import apply_override_texts
 from vit_jax.config.run import Config
@@ -129,7 +128,7 @@ class JaxStep:
         peak_mb = None  # A step from the compilation cache may not know its memory.
         if memory is not None:
             peak_mb = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
-        model = nnx.merge(program.graphdef, program.abstract.params)
+        model = program.task.model(program.abstract.params)
         attention = getattr(getattr(model, "encoder", None), "attention_choice", None)
         self.measurement = Measurement(
             label or "vit_jax",

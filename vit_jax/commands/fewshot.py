@@ -100,7 +100,7 @@ def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSign
 
     agreement = StopAgreement(lambda: stop.requested)
     if args.workdir is None:
-        found = _measure(args, config, agreement)
+        found = _measure(config, agreement)
         if found is None:
             return EXIT_STOPPED
         if is_first_host():
@@ -112,7 +112,7 @@ def _evaluate(args: argparse.Namespace, config: FewshotRunConfig, stop: StopSign
             log.info("the run in %s has already finished; nothing to do", folder.path)
         else:
             folder.write_config()
-            found = _measure(args, config, agreement)
+            found = _measure(config, agreement)
             if found is None:
                 return EXIT_STOPPED
             result, details = found
@@ -131,13 +131,12 @@ def _write(folder: Any, result: dict[str, Any], details: dict[str, Any]) -> None
     logging_config = LoggingConfig(tensorboard=False)
     with MetricsWriter(folder.path, logging_config, start_step=-1, run_config={}) as writer:
         writer.write(0, figures)
-    (folder.path / "report").mkdir(exist_ok=True)
     folder.write_json("report/fewshot.json", details)
     folder.write_json("result.json", result)
 
 
 def _measure(
-    args: argparse.Namespace, config: FewshotRunConfig, agreement: Any
+    config: FewshotRunConfig, agreement: Any
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Returns the contents of result.json and report/fewshot.json; None if it was stopped."""
     import jax
@@ -197,8 +196,7 @@ def _config(args: argparse.Namespace, overrides: list[str]) -> FewshotRunConfig:
         mapping["checkpoint"] = args.checkpoint
     if "checkpoint" not in mapping:
         raise ConfigError("no CHECKPOINT", "a file, folder or run folder", "give one")
-    load = {**mapping.get("load", {}), **_load_options(args, model_overrides)}
-    mapping["load"] = {k: v for k, v in load.items() if v is not None}
+    mapping["load"] = {**mapping.get("load", {}), **_load_options(args, model_overrides)}
     section = mapping.setdefault("fewshot", {})
     section["datasets"] = _datasets(args, section.get("datasets", {}))
     flags = {

@@ -4,7 +4,6 @@
 """
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import zlib
@@ -97,7 +96,7 @@ def _read_classes(text: str, size: int) -> np.ndarray:
     """Returns i32[size]; raises ValueError if the text does not hold `size` labels."""
     inflate = zlib.decompressobj()
     try:
-        content = inflate.decompress(_decode(text), 4 * size + 1)
+        content = inflate.decompress(base64.b64decode(text, validate=True), 4 * size + 1)
     except zlib.error as error:
         raise ValueError(f"classes that cannot be read ({error})") from None
     if len(content) != 4 * size:
@@ -105,16 +104,9 @@ def _read_classes(text: str, size: int) -> np.ndarray:
     return np.frombuffer(content, "<i4")
 
 
-def _decode(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"not base64 ({error})") from None
-
-
 def _read_bits(text: str, size: int) -> np.ndarray:
     """Returns bool[size]; raises ValueError if the text does not hold `size` bits."""
-    packed = np.frombuffer(_decode(text), np.uint8)
+    packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     if len(packed) != -(-size // 8):
         raise ValueError(f"{8 * len(packed)} bits for {size} examples")
     return np.unpackbits(packed, count=size).astype(bool)

@@ -21,7 +21,7 @@ from vit_jax.models.registry import build_model
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.parallel.mesh import platform_of
 from vit_jax.parallel.processes import is_first_host
-from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
+from vit_jax.parallel.sharding import parameter_shardings, shard_arrays, sharding_rules
 
 Kind = Literal["pre_logits", "pooled"]
 
@@ -92,7 +92,7 @@ def resample_params(
         for name in names:
             if "position_embedding" in name or named[name].shape != shapes[name]:
                 whole = np.asarray(_replicated(named[name], mesh))
-                named[name] = shard_array(fit_parameter(name, whole, target), shardings[name])
+                named[name] = shard_arrays(fit_parameter(name, whole, target), shardings[name])
     leaves = [named[name] for name in names]
     return jax.tree.unflatten(jax.tree.structure(there.abstract), leaves)
 
@@ -100,12 +100,7 @@ def resample_params(
 def shard_params(params: Any, config: MeshConfig, mesh: Mesh) -> Any:
     """Shards parameters over the devices as in training. Every host passes the whole arrays."""
     shardings = parameter_shardings(params, mesh, sharding_rules(config, params, mesh))
-    return jax.tree.map(lambda x, sharding: shard_array(np.asarray(x), sharding), params, shardings)
-
-
-def shard_array(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Shards an array over the devices of all hosts. Every host passes the whole array."""
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return shard_arrays(jax.tree.map(np.asarray, params), shardings)
 
 
 def _replicated(array: jax.Array, mesh: Mesh) -> jax.Array:

@@ -20,7 +20,6 @@ from vit_jax.data.transforms import Transform, make_eval_transform
 from vit_jax.errors import DataError, other_data
 from vit_jax.evaluation.draws import check_shots
 from vit_jax.evaluation.features import (
-    FeatureExtractor,
     Features,
     FeatureTotals,
     build_feature_extractor,
@@ -84,19 +83,16 @@ class FrozenEvaluator:
         check_batch_size(mesh, batch_size, "fewshot.batch_size")
         spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
         self._measure = functools.partial(measure, spec=spec, mesh=mesh)
-        self._own = build_feature_extractor(options, image_size, config.features, mesh)
+        build = functools.cache(
+            lambda size: build_feature_extractor(options, size, config.features, mesh)
+        )
+        self._own = build(image_size)
         self._datasets = []
         for name, dataset in config.datasets.items():
             with other_data(f"few-shot dataset {name!r}"):
                 self._datasets.append(_open_dataset(name, dataset, data, image_size))
                 self._check_classes(self._datasets[-1])
-        self._models: dict[int, FeatureExtractor] = {}
-        for dataset in self._datasets:
-            size = (dataset.image_size, dataset.image_size)
-            same = size == self._own.image_size
-            self._models[dataset.image_size] = (
-                self._own if same else build_feature_extractor(options, size, config.features, mesh)
-            )
+        self._models = {d.image_size: build((d.image_size, d.image_size)) for d in self._datasets}
 
     def __call__(
         self, params: Any, stop: Callable[[], bool] = lambda: False

@@ -144,15 +144,6 @@ def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def bootstrap_interval(
-    values: Float[np.ndarray, "M *N"],
-) -> tuple[Float[np.ndarray, "*N"], Float[np.ndarray, "*N"]]:
-    """Returns the ends of the 95 % intervals of means over images; both the mean for one image."""
-    draws = resample_means(values, "all")
-    low, high = np.quantile(draws, [0.025, 0.975], axis=0, method="hazen")
-    return low, high
-
-
 def wilson_interval(share: float, total: int) -> tuple[float, float]:
     """Returns the 95 % Wilson score interval of a share, a multiple of 1 / total in [0, 1].
 

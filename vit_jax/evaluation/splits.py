@@ -1,6 +1,5 @@
 """Evaluates parameters on the splits of a config."""
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +25,6 @@ from vit_jax.parallel.processes import is_first_host
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """The same parameters in a model of another patch size."""
-
-    name: str  # added to the names of splits: eval/SPLIT@NAME/METRIC
-    eval_step: EvalStep  # jitted
-    preprocessing: Preprocessing
-
-
 class SplitEvaluator:
     """Evaluates splits, which are opened once.
 
@@ -46,7 +36,8 @@ class SplitEvaluator:
         preprocessing: preprocessing of the task for evaluation.
         num_classes: outputs of the model.
         make_totals: class names -> an empty `Totals` of the task.
-        variants: evaluate with these, too.
+        variants: evaluate the same parameters with these, too: models of other patch sizes, as name
+            -> (jitted step, preprocessing). Their metrics are eval/SPLIT@NAME/METRIC.
         report: folder for the tables of the totals; None: do not write them.
         suffix: suffix for the file names of these tables.
         head: names of the classes that the head was trained on, and name of the model. Labels are
@@ -67,17 +58,15 @@ class SplitEvaluator:
         preprocessing: Preprocessing,
         num_classes: int,
         make_totals: Callable[[Sequence[str]], Totals],
-        variants: Sequence[Variant] = (),
+        variants: Mapping[str, tuple[EvalStep, Preprocessing]] = {},
         report: Path | None = None,
         suffix: str = "",
         head: tuple[Sequence[str], str] = ((), ""),
     ):
         check_batch_size(mesh, batch_size, "evaluation.batch_size")
-        self.splits, self._variants = splits, tuple(variants)
+        self.splits, self._variants = splits, variants
         self.names = [
-            f"{name}{suffix}"
-            for name in splits
-            for suffix in ("", *(f"@{variant.name}" for variant in self._variants))
+            f"{name}{at}" for name in splits for at in ("", *(f"@{other}" for other in variants))
         ]
         self._make_totals = make_totals
         self._report, self._suffix = report, suffix
@@ -120,9 +109,7 @@ class SplitEvaluator:
         try:
             for name, source in self._cached.items():
                 steps = {name: (eval_step, self._preprocessing[name])}
-                steps |= {
-                    f"{name}@{v.name}": (v.eval_step, v.preprocessing) for v in self._variants
-                }
+                steps |= {f"{name}@{other}": made for other, made in self._variants.items()}
                 done: dict[EvalStep, tuple[Totals, dict[str, float]]] = {}
                 for full_name, (step, preprocessing) in steps.items():
                     if step not in done:  # One of the variants has the model's own size.

@@ -17,7 +17,6 @@ from vit_jax.config.captions import check_templates
 from vit_jax.data.captions import fill
 from vit_jax.data.device import to_unit_range
 from vit_jax.data.tokenizers import Tokenizer
-from vit_jax.errors import DataError
 from vit_jax.evaluation.classification import (
     PredictionTotals,
     example_outputs,
@@ -27,7 +26,6 @@ from vit_jax.evaluation.classification import (
 from vit_jax.evaluation.embeddings import EvaluatedImages, compiled, embed_texts
 from vit_jax.evaluation.loop import StoppedError
 from vit_jax.evaluation.measure import measure
-from vit_jax.models.text import check_vocabulary
 from vit_jax.models.two_towers import TwoTowers
 
 # Texts whose embeddings are held at a time.
@@ -41,28 +39,19 @@ def evaluate_zero_shot(
     class_names: Sequence[str],
     templates: Sequence[str],
     *,
-    totals: PredictionTotals | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Returns accuracy_top1, accuracy_top5 (with more than five classes), examples and, if any,
     skipped_examples.
 
-    The model's parameters are on the devices of the mesh. `class_names` are in label order, as they
-    stand in a caption. `totals` must be empty; afterwards they know which examples are right.
-    `stop` is called before each batch; if it ends the evaluation, the result is None.
+    The model's parameters are on the devices of the mesh. `class_names` has one name for each class
+    of the source, in label order, as it stands in a caption. `stop` is called before each batch; if
+    it ends the evaluation, the result is None.
     """
-    expected = len(images.source.class_names)
-    if len(class_names) != expected:
-        raise DataError(
-            f"{len(class_names):,} class names for {images.source.name}",
-            f"{expected:,}, one for each class",
-            "give the names in label order",
-        )
-    check_vocabulary(model.text.options, tokenizer.vocabulary_size, str(tokenizer.path))
     batch_size = images.spec.global_batch_size
     classes = class_embeddings(model, tokenizer, class_names, templates, images.mesh, batch_size)
     step, params = compiled(model, images.mesh, _step_fn)
-    totals = totals or PredictionTotals(prediction_metrics(len(class_names)))
+    totals = PredictionTotals(prediction_metrics(len(class_names)))
     run = functools.partial(step, params, classes=classes)
     sizes: Any = {"spec": images.spec, "mesh": images.mesh}
     try:

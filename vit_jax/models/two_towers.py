@@ -315,9 +315,9 @@ class TwoTowers(ImageModel):
         return found if self.bias is None else found + self.bias[...]
 
 
-def normalized(x: Float[Array, "*B E"]) -> Float[Array, "*B E"]:
-    """Returns the vectors along the last axis divided by their length; zero stays zero."""
-    squares = jnp.square(x).sum(-1, keepdims=True)
+def normalized(x: Float[Array, "*B"], axis: int = -1) -> Float[Array, "*B"]:
+    """Returns the vectors along an axis divided by their length; zero stays zero."""
+    squares = jnp.square(x).sum(axis, keepdims=True)
     return x * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
 
 

@@ -134,6 +134,15 @@ def _fit_spec(rule: Rule, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     return PartitionSpec(*(None,) * (len(shape) - len(rule)), *axes)
 
 
+def shard_arrays(arrays: Any, shardings: Any) -> Any:
+    """Shards a tree of arrays over the devices of all hosts. Every host passes the whole arrays."""
+
+    def put(array: Any, sharding: NamedSharding) -> jax.Array:
+        return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+
+    return jax.tree.map(put, arrays, shardings)
+
+
 def bytes_on_device(tree: Any) -> int:
     """Returns the size of the shards of a tree on one device; its leaves may be abstract."""
     return sum(

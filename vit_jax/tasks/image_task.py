@@ -1,15 +1,18 @@
 """What tasks on images share: their model, preprocessing and labels."""
 
 import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
 
 from vit_jax.config.run import Config
 from vit_jax.data.arrays import labelled_image
+from vit_jax.data.class_names import names_of_head
 from vit_jax.data.device import Batch
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
-from vit_jax.evaluation.classification import prediction_metrics
+from vit_jax.evaluation.classification import PredictionTotals, prediction_metrics
 from vit_jax.models.flops import forward_macs, frozen_training_flops, training_flops
 from vit_jax.models.registry import build_model
 from vit_jax.tasks.task import DataInfo, Task, model_image_size
@@ -54,13 +57,26 @@ class ImageTask(Task):
 
 
 class LabelTask(ImageTask):
-    """A task that predicts labels."""
+    """A task that predicts labels.
+
+    Attributes:
+        own_metrics: name -> metric that the task's `eval_step` itself adds to its outputs.
+    """
+
+    own_metrics: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
         super().__init__(config, data, platform=platform, num_outputs=data.num_classes)
         self.label_loss = config.label_loss
         self.eval_loss = config.label_loss.replace(label_smoothing=0.0)
-        self.metrics = prediction_metrics(self.num_outputs, config.evaluation.metrics)
+        self.by_class = config.measures_classes(data.num_classes)
+        self.metrics = prediction_metrics(
+            self.num_outputs, config.evaluation.metrics, by_class=self.by_class
+        )
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         return self.augment({"image": batch["image"], "label": batch["label"]}, step)
+
+    def totals(self, class_names: Sequence[str]) -> PredictionTotals:
+        names = names_of_head(class_names, self.num_outputs) if self.by_class else ()
+        return PredictionTotals({**self.metrics, **self.own_metrics}, names)

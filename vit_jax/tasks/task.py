@@ -7,7 +7,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -120,7 +120,6 @@ class Teacher:
     update: Callable[[Any, Metrics], tuple[Any, Metrics]]
 
 
-@runtime_checkable
 class Evaluator(Protocol):
     """An evaluation that is not the sum over the examples of one split."""
 

@@ -107,20 +107,16 @@ class Evaluations:
             # earlier step have to be written again.
             evaluation.run(best, params, again=evaluation is self._splits and best != step)
             if evaluation.step != best:
-                self._wait_for_save()
+                session.wait_for_save()
                 raise Stopped(step)
             metrics |= evaluation.metrics
-        self._wait_for_save()
+        session.wait_for_save()
         digest = on_first_host("read the digest of the weights", lambda: self._weights_digest(best))
         return metrics | {"weights_digest": digest}
 
     def _weights_digest(self, step: int) -> str:
         item = evaluated_item(self._session.config.to_mapping())
         return weights_digest(self._session.checkpoints.folder / str(step), item)
-
-    def _wait_for_save(self) -> None:
-        with self._session.account.part("saving"):
-            self._session.checkpoints.wait()
 
     def _of_splits(
         self, evaluator: SplitEvaluator, of_task: Evaluator | None = None
@@ -151,16 +147,16 @@ class Evaluations:
 
     def _result_params(self, step: int, state: TrainState) -> tuple[int, Any]:
         """Returns the step whose weights are the final ones, and these weights."""
-        best = self._session.early_stopping.best_step
+        session, best = self._session, self._session.early_stopping.best_step
         if best is None or best == step:
             return step, state.eval_params
-        self._session.progress.print_line(f"restoring step {best}, the best evaluation")
-        self._wait_for_save()
-        item = evaluated_item(self._session.config.to_mapping())
+        session.progress.print_line(f"restoring step {best}, the best evaluation")
+        session.wait_for_save()
+        item = evaluated_item(session.config.to_mapping())
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.eval_params
         )
-        return best, self._session.checkpoints.restore({item: shapes}, best).arrays[item]
+        return best, session.checkpoints.restore({item: shapes}, best).arrays[item]
 
 
 class _Evaluation:

@@ -27,6 +27,7 @@ from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.registry import model_options, model_shape
 from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.named_tree import leaf_names, named_leaves
+from vit_jax.parallel.sharding import shard_arrays
 from vit_jax.storage.files import read_json
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
@@ -111,9 +112,7 @@ def start_from_weights(
                 f"{wanted[name].shape}, as task {config.task.name} makes it",
                 "change the options of the model section or of the task",
             )
-        arrays[name] = jax.make_array_from_callback(
-            array.shape, wanted[name].sharding, lambda part, array=array: array[part]
-        )
+        arrays[name] = shard_arrays(array, wanted[name].sharding)
     params = jax.tree.unflatten(treedef, [arrays[name] for name in wanted])
 
     def start(params: Any) -> TrainState:

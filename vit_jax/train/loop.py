@@ -163,7 +163,7 @@ def _run_steps(
                     saves.save(step, state, step_log.to_json())
             # If the last step is saved and evaluated, the run is complete: it is not stopped.
             if stopping and not (session.is_last(step) and evaluations.is_complete(step)):
-                saves.wait()
+                session.wait_for_save()
                 raise Stopped(step)
             profile.after_step(step)
     return step, state

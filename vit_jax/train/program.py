@@ -18,16 +18,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.flexible import variants
 from vit_jax.config.run import Config
-from vit_jax.data.arrays import batch_shapes
+from vit_jax.data.arrays import Preprocessing, batch_shapes
 from vit_jax.data.sources import Source
 from vit_jax.errors import ConfigError
 from vit_jax.evaluation.loop import EvalStep, jit_eval_step
-from vit_jax.evaluation.splits import Variant
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.initial_values import redraw
 from vit_jax.models.options import AUTO
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size, platform_of
+from vit_jax.parallel.sharding import shard_arrays
 from vit_jax.rng import fixed_jax_settings, stream
 from vit_jax.tasks.task import DataInfo, Task, build_task
 from vit_jax.train.optimizers import build_optimizer
@@ -38,7 +38,6 @@ from vit_jax.train.state import (
     abstract_frozen,
     abstract_state,
     make_init_state,
-    shard_arrays,
 )
 from vit_jax.train.step import StepFn, make_train_step
 from vit_jax.train.step_choice import StepChoice, check_sizes, check_state, choose_step
@@ -72,19 +71,12 @@ class Program:
         return {name: (share, program) for share, (name, program) in named if share}
 
     @property
-    def evaluated_variants(self) -> tuple[Variant, ...]:
-        return tuple(
-            Variant(name, program.eval_step, program.task.eval_preprocessing)
-            for name, program in self.variants.items()
-        )
+    def evaluated_variants(self) -> dict[str, tuple[EvalStep, Preprocessing]]:
+        return {n: (p.eval_step, p.task.eval_preprocessing) for n, p in self.variants.items()}
 
     @property
     def platform(self) -> str:
         return platform_of(self.mesh)
-
-    @property
-    def graphdef(self) -> nnx.GraphDef:
-        return self.task.graphdef
 
     @property
     def flops_per_image(self) -> int:
@@ -102,13 +94,14 @@ class Program:
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Compiled:
-        return self.compile(self.lower())
+        return self.compile()
 
     def load_frozen(self) -> tuple[Any, ...]:
         """Returns the frozen arguments of the step, sharded: () or one tree."""
         if self.task.frozen is None:
             return ()
-        return (shard_arrays(self.task.frozen.load(), self.abstract_frozen[0]),)
+        shardings = jax.tree.map(lambda s: s.sharding, self.abstract_frozen[0])
+        return (shard_arrays(self.task.frozen.load(), shardings),)
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes of a training batch on the devices, before augmentation."""
@@ -133,12 +126,11 @@ class Program:
         jitted = jax.jit(self.step_fn, donate_argnums=0, out_shardings=(shardings, replicated))
         return jitted.lower(self.abstract, self.batch_shapes(), *self.abstract_frozen)
 
-    def compile(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
+    def compile(self) -> jax.stages.Compiled:
         """Returns the compiled step: (state, batch, *frozen) -> (state, metrics)."""
         options: Any = self.config.compiler_options
-        lowered = lowered or self.lower()
         try:
-            return lowered.compile(compiler_options=dict(options) or None)
+            return self.lower().compile(compiler_options=dict(options) or None)
         except jax.errors.JaxRuntimeError as error:
             if not options or "INVALID_ARGUMENT" not in str(error):
                 raise

@@ -62,11 +62,6 @@ class Saves:
             session.metrics.write(step, {"checkpoint/blocked_s": blocked})
             session.account.log()
 
-    def wait(self) -> None:
-        """Waits until the latest checkpoint is complete."""
-        with self._session.account.part("saving"):
-            self._session.checkpoints.wait()
-
     def _data(self, step: int) -> dict[str, Any]:
         """Returns the JSON that a checkpoint keeps beside its arrays."""
         session = self._session

@@ -53,6 +53,11 @@ class Session:
     def is_last(self, step: int) -> bool:
         return step == self.program.total_steps or self.early_stopping.should_stop
 
+    def wait_for_save(self) -> None:
+        """Waits until the latest checkpoint is complete."""
+        with self.account.part("saving"):
+            self.checkpoints.wait()
+
     def result(self, step: int, metrics: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of result.json after the last step."""
         examples_seen = step * self.config.data.global_batch_size

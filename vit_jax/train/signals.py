@@ -7,10 +7,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-from vit_jax.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from vit_jax.errors import EXIT_INTERRUPTED
 from vit_jax.warning_signals import can_handle_signals, unhandled_warnings
-
-__all__ = ["EXIT_STOPPED", "StopSignals", "Stopped"]
 
 
 class Stopped(Exception):

@@ -87,12 +87,3 @@ def _with_shardings(shapes: Any, shardings: Any) -> Any:
         shapes,
         shardings,
     )
-
-
-def shard_arrays(arrays: Any, abstract: Any) -> Any:
-    """Transfers a tree of host arrays to the devices; each device receives only its shards."""
-
-    def put(array: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-        return jax.make_array_from_callback(like.shape, like.sharding, lambda part: array[part])
-
-    return jax.tree.map(put, arrays, abstract)

@@ -1,6 +1,5 @@
 """The task of classification."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,14 +7,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from vit_jax.config.run import Config
-from vit_jax.data.class_names import names_of_head
 from vit_jax.data.device import Batch, to_unit_range
-from vit_jax.evaluation.classification import (
-    PredictionTotals,
-    example_outputs,
-    prediction_metrics,
-    predictions_of_batch,
-)
+from vit_jax.evaluation.classification import example_outputs, predictions_of_batch
 from vit_jax.losses import as_distribution
 from vit_jax.tasks.image_task import LabelTask
 from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Metrics, Task
@@ -29,10 +22,6 @@ class Classification(LabelTask):
         super().__init__(config, data, platform=platform)
         counts, kind = data.class_counts, config.label_loss.class_weights
         self.weights = None if counts is None else class_weights(kind, counts)
-        self.by_class = config.measures_classes(data.num_classes)
-        self.metrics = prediction_metrics(
-            self.num_outputs, config.evaluation.metrics, by_class=self.by_class
-        )
 
     @classmethod
     def for_config(cls, config: Config) -> type[Task]:
@@ -62,10 +51,6 @@ class Classification(LabelTask):
         logits = self.logits(params, self.inputs(batch))
         predictions = predictions_of_batch(logits, batch, self.eval_loss)
         return example_outputs(predictions, self.metrics)
-
-    def totals(self, class_names: Sequence[str]) -> PredictionTotals:
-        names = names_of_head(class_names, self.num_outputs) if self.by_class else ()
-        return PredictionTotals(self.metrics, names)
 
 
 def class_weights(kind: str, counts: Int[np.ndarray, " C"]) -> Float[np.ndarray, " C"]:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.family import as_images
+from vit_jax.models.two_towers import normalized
 from vit_jax.models.vit import ViT, learned_tokens
 from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig
@@ -96,7 +97,7 @@ class Projector(nnx.Module):
         """Returns the logits, f32."""
         x = jax.nn.gelu(constrain(self.first(x), "batch"), approximate=False)
         x = jax.nn.gelu(constrain(self.second(x), "batch"), approximate=False)
-        return self.prototypes(_unit(self.bottleneck(x).astype(jnp.float32), axis=-1))
+        return self.prototypes(normalized(self.bottleneck(x).astype(jnp.float32)))
 
 
 class Prototypes(nnx.Module):
@@ -105,22 +106,17 @@ class Prototypes(nnx.Module):
     def __init__(self, section: DinoConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         shape = (section.bottleneck, section.prototypes)
         self.kernel = nnx.Param(_init(rngs.params(), shape, jnp.float32))
-        scale = nnx.Param(jnp.ones(section.prototypes)) if section.prototype_scale else None
-        self.scale = scale
+        self.scale = nnx.Param(jnp.ones(section.prototypes)) if section.prototype_scale else None
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "B *N F"]) -> Float[Array, "B *N K"]:
-        kernel = _unit(self.kernel[...], axis=0)
+        kernel = normalized(self.kernel[...], axis=0)
         if self.scale is not None:
             kernel = kernel * self.scale[...][None]
         logits = jnp.matmul(
             x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32
         )
         return constrain(logits, "batch")
-
-
-def _unit(x: Float[Array, "*B"], axis: int) -> Float[Array, "*B"]:
-    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis, keepdims=True), 1e-24))
 
 
 def resample_positions(params: Any, old: tuple[int, int], new: tuple[int, int]) -> Any:

@@ -233,8 +233,8 @@ class Dino(ImageTask):
     @property
     def batch_loss(self) -> BatchLoss:
         # With a centre, the mean over microbatches is that of the batch: one pass does.
-        loss = ComparingLoss(self.embed, self.compare)
-        return loss if self.section.centring == "sinkhorn" else self.loss
+        is_mean = self.section.centring == "mean"
+        return self.loss if is_mean else ComparingLoss(self.embed, self.compare)
 
     def loss(
         self, params: Any, batch: Batch, key: jax.Array, teacher: TeacherState

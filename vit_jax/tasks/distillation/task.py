@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,15 +20,10 @@ from vit_jax.data.device import Batch, to_unit_range
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.transforms import make_train_transform
 from vit_jax.errors import ModelError, WeightsError
-from vit_jax.evaluation.classification import (
-    PredictionTotals,
-    example_outputs,
-    predictions_of_batch,
-)
+from vit_jax.evaluation.classification import example_outputs, predictions_of_batch
 from vit_jax.evaluation.metrics import Mean, mean_sums
 from vit_jax.interop.load import Weights, read_weights
-from vit_jax.models.flops import forward_macs, training_flops
-from vit_jax.models.options import ModelConfig
+from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import build_model
 from vit_jax.models.stacking import LayerLoop
 from vit_jax.models.vit_options import ViTConfig
@@ -53,12 +48,10 @@ class Distillation(LabelTask):
     """
 
     section: DistillationConfig
+    own_metrics = {_AGREEMENT: Mean()}
 
     def __init__(self, config: Config, data: DataInfo, *, platform: str):
-        super().__init__(config, data, platform=platform)
-        if self.section.token and not isinstance(config.model, ViTConfig):
-            name = config.model.name
-            raise ModelError(f"'task.token' with {name}", "a ViT or hybrid", "leave it out")
+        super().__init__(_with_token(config), data, platform=platform)
         self.frozen, self.make_teacher_fn, self.teacher_macs = _read_teacher(
             self.section.teacher, config, data.num_classes, data.source
         )
@@ -73,27 +66,9 @@ class Distillation(LabelTask):
         copied.teacher_fn = self.make_teacher_fn(loop)
         return copied
 
-    @property
-    def options(self) -> ModelConfig:
-        """The options of the student."""
-        options = self.config.model
-        has_token = self.section.token
-        return options.replace(**token_options(options.to_mapping())) if has_token else options
-
-    def build(self, key: jax.Array) -> nnx.Module:
-        return build_model(
-            self.options,
-            num_classes=self.num_outputs,
-            image_size=self.config.data.image_size,
-            key=key,
-            platform=self.platform,
-        )
-
     @functools.cached_property
     def flops_per_image(self) -> int:
-        side = self.config.data.image_size
-        macs = forward_macs(self.options, num_classes=self.num_outputs, image_size=(side, side))
-        return training_flops(macs) + 2 * self.teacher_macs
+        return super().flops_per_image + 2 * self.teacher_macs
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         """Flips and mixes the images of student and teacher alike."""
@@ -133,9 +108,16 @@ class Distillation(LabelTask):
         outputs = example_outputs(predictions, self.metrics)
         return outputs | {_AGREEMENT: mean_sums(agreed, predictions.mask)}
 
-    def totals(self, class_names: Sequence[str]) -> PredictionTotals:
-        del class_names
-        return PredictionTotals({**self.metrics, _AGREEMENT: Mean()})
+
+def _with_token(config: Config) -> Config:
+    """Returns the config of a run, whose model has the distillation token that the task adds."""
+    options, section = config.model, config.task
+    assert isinstance(section, DistillationConfig)
+    if not section.token:
+        return config
+    if not isinstance(options, ViTConfig):
+        raise ModelError(f"'task.token' with {options.name}", "a ViT or hybrid", "leave it out")
+    return config.replace(model=options.replace(**token_options(options.to_mapping())))
 
 
 def _with_teacher_image(student: Preprocessing, size: int, config: Config) -> Preprocessing:

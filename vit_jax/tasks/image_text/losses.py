@@ -53,7 +53,8 @@ def _rows(
     axes: tuple[str, ...], images: Array, texts: Array, temperature: Array, bias: Array
 ) -> tuple[Float[Array, " b"], Bool[Array, " b"]]:
     """Returns the losses of a device's pairs, and whether its images find their texts."""
-    first, rows = _index(axes) * len(images), jnp.arange(len(images))
+    first = jax.lax.axis_index(axes) * len(images) if axes else 0
+    rows = jnp.arange(len(images))
 
     def loss(own: Array, others: Array) -> tuple[Float[Array, " b"], Bool[Array, " b"]]:
         if axes:
@@ -151,11 +152,6 @@ def _block_loss(
     logits = temperature * (images @ texts.T) + bias
     is_pair = jnp.eye(len(images), dtype=bool) & has_pairs
     return -jax.nn.log_sigmoid(jnp.where(is_pair, logits, -logits)).sum(), logits
-
-
-def _index(axes: tuple[str, ...]) -> Any:
-    """Returns the position of a device among those that share a batch."""
-    return jax.lax.axis_index(axes) if axes else 0
 
 
 def _on_devices(function: Callable[..., Any], results: Any) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ from vit_jax.data.sources.base import Example
 from vit_jax.data.transforms import make_eval_transform, make_train_transform
 from vit_jax.models.flops import forward_macs, training_flops
 from vit_jax.models.registry import build_model
-from vit_jax.models.two_towers import TwoTowers, TwoTowersConfig, tower_stacks
+from vit_jax.models.two_towers import TwoTowers, tower_stacks
 from vit_jax.named_tree import leaf_names
 from vit_jax.tasks.image_text.config import ImageTextConfig
 from vit_jax.tasks.image_text.losses import LOSSES
@@ -82,7 +82,15 @@ class ImageText(Task):
 
     @functools.cached_property
     def flops_per_image(self) -> int:
-        return _flops(self.config, self.is_locked)
+        """Model FLOPs of training on one pair; a locked tower is only run forward."""
+        options: Any = self.config.model
+        size = (self.config.data.image_size, self.config.data.image_size)
+        both, images = (
+            forward_macs(model, num_classes=0, image_size=size)
+            for model in (options, options.image)
+        )
+        of_images = 2 * images if self.is_locked else training_flops(images)
+        return training_flops(both - images) + of_images
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         return self.augment({"image": batch["image"], "tokens": batch["tokens"]}, step)
@@ -160,17 +168,6 @@ def make_clamp(section: ImageTextConfig) -> Any:
         return {**params, "log_temperature": limited}
 
     return clamp_fn
-
-
-def _flops(config: Config, is_locked: bool) -> int:
-    """Returns the model FLOPs of training on one pair; a locked tower is only run forward."""
-    options = config.model
-    assert isinstance(options, TwoTowersConfig)
-    size = (config.data.image_size, config.data.image_size)
-    both, images = (
-        forward_macs(model, num_classes=0, image_size=size) for model in (options, options.image)
-    )
-    return training_flops(both - images) + (2 * images if is_locked else training_flops(images))
 
 
 def _activations(config: Config, is_locked: bool) -> float:

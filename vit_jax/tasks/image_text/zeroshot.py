@@ -1,7 +1,6 @@
 """Zero-shot accuracy during training, on the datasets of a config."""
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import nnx
@@ -22,15 +21,6 @@ from vit_jax.evaluation.prompts import read_class_names, read_templates
 from vit_jax.evaluation.zeroshot import evaluate_zero_shot
 from vit_jax.parallel.mesh import host_rows
 from vit_jax.tasks.image_text.config import ImageTextConfig, ZeroShotDatasetConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class _Dataset:
-    """An open dataset, and the texts for its classes."""
-
-    images: EvaluatedImages
-    class_names: tuple[str, ...]
-    templates: tuple[str, ...]
 
 
 class ZeroShotEvaluator:
@@ -56,26 +46,22 @@ class ZeroShotEvaluator:
         """Returns "zeroshot/NAME/METRIC" -> value; None if `stop` ended the evaluation."""
         model: Any = nnx.merge(self._graphdef, params)
         metrics = {}
-        for name, dataset in self._datasets.items():
+        for name, (images, class_names, templates) in self._datasets.items():
             with other_data(f"zero-shot dataset {name!r}"):
                 found = evaluate_zero_shot(
-                    model,
-                    self._tokenizer,
-                    dataset.images,
-                    dataset.class_names,
-                    dataset.templates,
-                    stop=stop,
+                    model, self._tokenizer, images, class_names, templates, stop=stop
                 )
             if found is None:
                 return None
-            found["classes"] = float(len(dataset.class_names))
+            found["classes"] = float(len(class_names))
             metrics |= {f"zeroshot/{name}/{metric}": value for metric, value in found.items()}
         return metrics
 
 
 def _open(
     name: str, dataset: ZeroShotDatasetConfig, config: Config, mesh: Mesh, batch_size: int
-) -> _Dataset:
+) -> tuple[EvaluatedImages, Sequence[str], Sequence[str]]:
+    """Returns the images of a dataset, the names of its classes, and templates of captions."""
     side = config.data.image_size
     data = config.data.replace(
         source=dataset.source,
@@ -96,4 +82,4 @@ def _open(
     preprocessing = labelled_image(transform, side, len(source.class_names))
     spec = batch_spec(data, batch_size, host_rows(mesh, batch_size))
     images = EvaluatedImages(cached(source, data.cache_mb), preprocessing, spec, mesh)
-    return _Dataset(images, class_names, templates)
+    return images, class_names, templates

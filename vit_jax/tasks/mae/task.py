@@ -23,7 +23,6 @@ from vit_jax.models.activation_sharding import constrain
 from vit_jax.models.embedding import cut_patches
 from vit_jax.models.flops import traced_macs, training_flops
 from vit_jax.models.vit_family import vit_shape
-from vit_jax.models.vit_options import ViTConfig
 from vit_jax.tasks.collapse import METRIC, feature_std
 from vit_jax.tasks.image_task import ImageTask
 from vit_jax.tasks.mae.config import MaeConfig
@@ -50,11 +49,26 @@ class Mae(ImageTask):
         self.activations = encoder + decoder / (shape.width * shape.depth)
 
     def build(self, key: jax.Array) -> MaskedAutoencoder:
-        return build_autoencoder(self.config, key=key, platform=self.platform)
+        return MaskedAutoencoder(
+            self.config.model,  # pyright: ignore[reportArgumentType]
+            self.section,
+            image_size=self.config.data.image_size,
+            platform=self.platform,
+            rngs=nnx.Rngs(params=key),
+        )
 
     @functools.cached_property
     def flops_per_image(self) -> int:
-        return training_flops(_forward_macs(self.config, self.num_patches))
+        """Model FLOPs of the visible tokens in the encoder, and of the decoder."""
+        # One scanned block is quick to trace, and attention must be traceable on any platform.
+        options = self.config.model.on_any_platform().replace(scan=True, remat="none")
+        task = Mae(self.config.replace(model=options), self.data, platform="cpu")
+        side = self.config.data.image_size
+        images = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+        order = jax.ShapeDtypeStruct((1, self.num_patches), jnp.int32)
+        params = nnx.to_pure_dict(nnx.state(task.abstract))
+        macs = traced_macs(lambda p, *args: task.model(p).reconstruct(*args), params, images, order)
+        return training_flops(macs)
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         images = self.augment(batch, step)["image"]
@@ -67,9 +81,8 @@ class Mae(ImageTask):
         """Returns the loss of each image, and the features of its visible patches."""
         model, order = self.model(params), batch["order"]
         pixels, features = model.reconstruct(batch["image"], order, key=key)
-        # A batch without target images has inputs that are targets, too.
-        images, patch = batch.get("target_image", batch["image"]), model.patch_embedding.patch_size
-        target = pixel_targets(images, patch, normalize=self.section.normalize_pixels)
+        patch, normalize = model.patch_embedding.patch_size, self.section.normalize_pixels
+        target = pixel_targets(batch["target_image"], patch, normalize=normalize)
         return hidden_losses(pixels, target, hidden_patches(order, model.num_visible)), features
 
     def loss(self, params: Any, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], Metrics]:
@@ -84,20 +97,6 @@ class Mae(ImageTask):
     def totals(self, class_names: Sequence[str]) -> MetricTotals:
         del class_names
         return MetricTotals({"loss": Mean()})
-
-
-def build_autoencoder(
-    config: Config, *, key: jax.Array, platform: str | None = None
-) -> MaskedAutoencoder:
-    """Makes the model of a run of this task."""
-    assert isinstance(config.task, MaeConfig)
-    return MaskedAutoencoder(
-        config.model,  # pyright: ignore[reportArgumentType]
-        config.task,
-        image_size=config.data.image_size,
-        platform=platform,
-        rngs=nnx.Rngs(params=key),
-    )
 
 
 def masked_batch(images: Float[Array, "B H W 3"], keys: jax.Array, num_patches: int) -> Batch:
@@ -160,26 +159,3 @@ def hidden_losses(
 def evaluation_batch(images: jax.Array, num_patches: int) -> Batch:
     """Returns `masked_batch` of u8 images with keys that depend only on each image's pixels."""
     return masked_batch(to_unit_range(images), content_key(_EVAL_SEED, images), num_patches)
-
-
-def _forward_macs(config: Config, num_patches: int) -> int:
-    """Returns the multiply-accumulates of the visible tokens in the encoder, and of the decoder."""
-    assert isinstance(config.model, ViTConfig)
-    # One scanned block is quick to trace, and attention must be traceable on any platform.
-    options = config.model.on_any_platform().replace(scan=True, remat="none")
-    model = nnx.eval_shape(
-        lambda: build_autoencoder(
-            config.replace(model=options), key=jax.random.key(0), platform="cpu"
-        )
-    )
-    graphdef, state = nnx.split(model)
-    side = config.data.image_size
-    batch = {
-        "image": jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32),
-        "order": jax.ShapeDtypeStruct((1, num_patches), jnp.int32),
-    }
-
-    def reconstruct(params: Any, batch: Batch) -> Any:
-        return nnx.merge(graphdef, params).reconstruct(batch["image"], batch["order"])[0]
-
-    return traced_macs(reconstruct, nnx.to_pure_dict(state), batch)

@@ -1,42 +1,34 @@
 """Corruption of patch embeddings for masked patch prediction."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
-class Corruption(NamedTuple):
-    """The replacement of each patch embedding.
-
-    Attributes:
-        source: i32[B, N], the patch of the same image whose embedding is used; the patch itself
-            if it is not replaced.
-        hidden: bool[B, N], whether the mask token is used instead.
-    """
-
-    source: Int[Array, "B N"]
-    hidden: Bool[Array, "B N"]
-
-
 def corrupt(
-    patches: Float[Array, "B N D"], corruption: Corruption, mask_token: Float[Array, "1 1 D"]
+    patches: Float[Array, "B N D"],
+    source: Int[Array, "B N"],
+    hidden: Bool[Array, "B N"],
+    mask_token: Float[Array, "1 1 D"],
 ) -> Float[Array, "B N D"]:
-    """Replaces patch embeddings by other patch embeddings or by the mask token.
+    """Replaces patch embeddings by those of `source`, or by the mask token where `hidden`.
 
     Patches are moved by a matmul with zeros and ones, which is exact. So is its gradient, while
     the gradient of a gather is summed in an undefined order on accelerators.
     """
-    places = jax.nn.one_hot(corruption.source, patches.shape[1], dtype=patches.dtype)
+    places = jax.nn.one_hot(source, patches.shape[1], dtype=patches.dtype)
     moved = jnp.einsum("bnm,bmd->bnd", places, patches, precision="highest")
-    return jnp.where(corruption.hidden[..., None], mask_token.astype(patches.dtype), moved)
+    return jnp.where(hidden[..., None], mask_token.astype(patches.dtype), moved)
 
 
 def draw_corruption(
     key: jax.Array, num_patches: int, *, share: float, mask: float, random: float
-) -> tuple[Bool[Array, " N"], Corruption]:
-    """Draws which patches of one image are corrupted, and their replacements without the axis B.
+) -> dict[str, Array]:
+    """Draws which patches of one image are corrupted, and their replacements.
+
+    Returns "corrupted" bool[N]; "source" i32[N], the patch of the same image whose embedding is
+    used, the patch itself if it is not replaced; "hidden" bool[N], whether the mask token is used
+    instead.
 
     The same number of patches is corrupted in every image, see `num_corrupted`. A corrupted patch
     is hidden with probability `mask`, replaced by a random other patch of the image with
@@ -55,7 +47,8 @@ def draw_corruption(
     steps = jax.random.randint(key_other, (num_patches,), 1, max(num_patches, 2))
     moved = chosen & (kind >= mask) & (kind < mask + random)
     source = jnp.where(moved, (own + steps) % num_patches, own)
-    return chosen, Corruption(source.astype(jnp.int32), chosen & (kind < mask))
+    hidden = chosen & (kind < mask)
+    return {"corrupted": chosen, "source": source.astype(jnp.int32), "hidden": hidden}
 
 
 def num_corrupted(num_patches: int, share: float) -> int:

@@ -26,7 +26,7 @@ from vit_jax.models.vit_family import vit_shape
 from vit_jax.models.vit_options import ViTConfig
 from vit_jax.tasks.image_task import ImageTask
 from vit_jax.tasks.masked_patches.config import MaskedPatchesConfig
-from vit_jax.tasks.masked_patches.corruption import Corruption, corrupt, draw_corruption
+from vit_jax.tasks.masked_patches.corruption import corrupt, draw_corruption
 from vit_jax.tasks.task import TASK_CLASSES, DataInfo, Metrics
 
 # Seed of the corruption in evaluation. It is the same for all runs, whatever their seed.
@@ -47,7 +47,14 @@ class MaskedPatches(ImageTask):
         self.metrics = prediction_metrics(outputs)
 
     def build(self, key: jax.Array) -> "MaskedViT":
-        return build_masked_vit(self.config, key=key, platform=self.platform)
+        side = self.config.data.image_size
+        return MaskedViT(
+            self.config.model,  # pyright: ignore[reportArgumentType]
+            num_classes=self.num_outputs,
+            image_size=(side, side),
+            platform=self.platform,
+            rngs=nnx.Rngs(params=key),
+        )
 
     @functools.cached_property
     def flops_per_image(self) -> int:
@@ -82,19 +89,6 @@ class MaskedPatches(ImageTask):
         return MetricTotals(self.metrics)
 
 
-def build_masked_vit(config: Config, *, key: jax.Array, platform: str | None = None) -> "MaskedViT":
-    """Makes the model of a run of this task."""
-    assert isinstance(config.task, MaskedPatchesConfig)
-    side = config.data.image_size
-    return MaskedViT(
-        config.model,  # pyright: ignore[reportArgumentType]
-        num_classes=config.task.num_colours,
-        image_size=(side, side),
-        platform=platform,
-        rngs=nnx.Rngs(params=key),
-    )
-
-
 class MaskedViT(ViT):
     """A ViT with a mask token, whose head predicts the colour of each patch."""
 
@@ -107,8 +101,8 @@ class MaskedViT(ViT):
         """Returns the logits of all patches of a corrupted batch, f32; `key` turns dropout on."""
         images = as_images(batch["image"], self.image_size)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
-        corruption = Corruption(batch["source"], batch["hidden"])
-        patches = corrupt(self.embed_patches(images), corruption, self.mask_token[...])
+        patches = self.embed_patches(images)
+        patches = corrupt(patches, batch["source"], batch["hidden"], self.mask_token[...])
         encoded, _ = self.encode(self.embed(constrain(patches, "batch"), key=keys[0]), key=keys[1])
         return self.head(encoded[:, self.num_prefix :])[0]
 
@@ -119,23 +113,17 @@ def corrupted_batch(
     """Draws the corruption of each image in [-1, 1], with one random key per image.
 
     Returns:
-        "image" as given; "colour" i32[B, N], the class of each patch's mean colour; "corrupted"
-        bool[B, N], the patches that count in the loss; "source" and "hidden", see `Corruption`.
+        "image" as given; "colour" i32[B, N], the class of each patch's mean colour; what
+        `draw_corruption` returns for each image.
     """
     colour = colour_classes(images, stride, config.bits)
 
-    def draw(key: jax.Array) -> tuple[Bool[Array, " N"], Corruption]:
+    def draw(key: jax.Array) -> dict[str, Array]:
         return draw_corruption(
             key, colour.shape[1], share=config.corrupt, mask=config.mask, random=config.random
         )
 
-    corrupted, corruption = jax.vmap(draw)(keys)
-    made = {
-        "colour": colour,
-        "corrupted": corrupted,
-        "source": corruption.source,
-        "hidden": corruption.hidden,
-    }
+    made = {"colour": colour, **jax.vmap(draw)(keys)}
     return {"image": images, **{name: constrain(leaf, "batch") for name, leaf in made.items()}}
 
 
