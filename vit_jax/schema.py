@@ -286,29 +286,27 @@ def _meant_key(key: str, cls: type[Section]) -> str:
     return f"{PARENT}{near}" if cls.kind and parts[0] == "model" else full
 
 
-def differences(
-    one: Section, other: Section, path: str = "", all_fields: bool = False
-) -> list[tuple[str, Any, Any]]:
+def differences(one: Section, other: Section, path: str = "") -> list[tuple[str, Any, Any]]:
     """Returns (dotted key, value in one, value in other) for every field that differs.
 
-    Skips fields declared with `changes_result=False` unless `all_fields`. Of two sections of
-    different classes, only the fields that both have are compared.
+    Skips fields declared with `changes_result=False`. Of two sections of different classes, only
+    the fields that both have are compared.
     """
     rows = []
     for name, field in type(one).model_fields.items():
         if name not in type(other).model_fields:
             continue
         extra: Any = field.json_schema_extra
-        if not all_fields and extra is not None and not extra["changes_result"]:
+        if extra is not None and not extra["changes_result"]:
             continue
         a, b = getattr(one, name), getattr(other, name)
-        if not all_fields and extra is not None and extra.get("auto_is_any") and "auto" in (a, b):
+        if extra is not None and extra.get("auto_is_any") and "auto" in (a, b):
             continue
         if isinstance(a, Section) and isinstance(b, Section):
-            rows += differences(a, b, f"{path}{name}.", all_fields)
+            rows += differences(a, b, f"{path}{name}.")
         elif isinstance(a, dict) and isinstance(b, dict) and _same_sections(a, b):
             for key in a:
-                rows += differences(a[key], b[key], f"{path}{name}.{key}.", all_fields)
+                rows += differences(a[key], b[key], f"{path}{name}.{key}.")
         elif a != b:
             rows.append((f"{path}{name}", a, b))
     return rows

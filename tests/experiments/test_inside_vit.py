@@ -16,6 +16,7 @@ from experiments.inside_vit.equivariance import equivariance, shift_errors, shif
 from experiments.inside_vit.fields import Field, layers_of, trunk_fields
 from experiments.inside_vit.receptive_field import extent, gradient_maps, receptive_field
 from vit_jax.errors import ModelError
+from vit_jax.models.options import LayerOptions
 from vit_jax.models.resnet import GroupNorm, ResNetShape, Trunk
 
 TINY = {"width": 16, "depth": 2, "mlp_dim": 32, "num_heads": 2}
@@ -46,7 +47,7 @@ def trunk_without_normalisation(monkeypatch, version, units, *, small):
     """Group normalisation uses all positions; without it a map depends on its field alone."""
     monkeypatch.setattr(GroupNorm, "__call__", lambda self, x: x)
     shape = ResNetShape(units, 4, small=small, groups=2)
-    return randomize(lambda: Trunk(shape, version, rngs=nnx.Rngs(0)))
+    return randomize(lambda: Trunk(shape, version, LayerOptions(), rngs=nnx.Rngs(0)))
 
 
 def test_a_stack_of_all_ones_convolutions_has_the_computed_field():

@@ -14,6 +14,7 @@ from random_models import (
 )
 
 from vit_jax.errors import ModelError
+from vit_jax.models.options import LayerOptions
 from vit_jax.models.registry import model_options
 from vit_jax.models.resnet import (
     GroupNorm,
@@ -96,7 +97,7 @@ def test_a_flattened_map_is_the_input_of_the_head():
 )
 def test_feature_maps_equal_the_formula_written_out_in_float64(version, shape, size):
     """At stride 2, version 1 pads even sizes unevenly and odd ones like version 2."""
-    trunk = randomize(lambda: Trunk(shape, version, rngs=nnx.Rngs(params=0)))
+    trunk = randomize(lambda: Trunk(shape, version, LayerOptions(), rngs=nnx.Rngs(params=0)))
     x, params = random_images(size=size), params64(trunk)
     settings = {"version": version, "groups": 4, "small": shape.small}
     want = np.array([reference.trunk(image, params, **settings) for image in np.float64(x)])

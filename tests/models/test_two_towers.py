@@ -175,9 +175,11 @@ def test_embeddings_of_different_widths_are_refused():
     image = create_model("ViT-Nano/4", num_classes=0, image_size=8)
     text = TextTower(options.text, embedding_size=24, pair=options, rngs=rngs)
     with pytest.raises(ModelError, match="embeddings of 32 features and a text tower with 24"):
-        TwoTowers(image, text, rngs=rngs)
+        TwoTowers(image, text, options, rngs=rngs)
     with pytest.raises(ModelError, match="an image tower with 10 classes"):
-        TwoTowers(create_model("ViT-Nano/4", num_classes=10, image_size=8), text, rngs=rngs)
+        TwoTowers(
+            create_model("ViT-Nano/4", num_classes=10, image_size=8), text, options, rngs=rngs
+        )
 
 
 def test_a_text_longer_than_the_tower_is_refused():

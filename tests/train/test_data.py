@@ -151,10 +151,6 @@ def test_a_run_does_not_resume_with_another_order(photos, tmp_path, monkeypatch)
     again = train(folder_config(photos), large, StopSignals())
     assert again | {"wall_time_s": 0, "seconds": 0} == result | {"wall_time_s": 0, "seconds": 0}
     before = sorted(p.name for p in small.rglob("*"))
-    with pytest.raises(CheckpointError) as caught:  # As a run that Grain's shuffle has ordered.
+    with pytest.raises(CheckpointError, match=r"'order': None.*'order': 2"):
         train(folder_config(photos), small, StopSignals())
-    assert caught.value.got == (
-        "the checkpoint of step 6 has version 1 of the order of examples (1 is Grain's shuffle)"
-    )
-    assert caught.value.expected == "version 2"
     assert sorted(p.name for p in small.rglob("*")) == before

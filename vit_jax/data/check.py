@@ -6,7 +6,7 @@ import io
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -177,9 +177,8 @@ def _check_chunk(source: Source, chunk: range, num_classes: int) -> list[_Exampl
 
 
 def _check_index(source: Source, index: int, num_classes: int) -> _ExampleReport:
-    read: Callable[[Sequence[int]], list[Example]] = source.read
     try:
-        return _check_one(read([index])[0], num_classes)
+        return _check_one(source[index], num_classes)
     except UnreachableError:
         raise
     except DataError as error:

@@ -85,16 +85,6 @@ def affine(
     return image.transform(image.size, Image.Transform.AFFINE, matrix, sampling, fillcolor=fill)
 
 
-def rotate(
-    image: Image.Image,
-    degrees: float,
-    fill: tuple[int, int, int],
-    sampling: Image.Resampling = Image.Resampling.NEAREST,
-) -> Image.Image:
-    """Rotates an image around its centre, counterclockwise."""
-    return image.rotate(degrees, sampling, fillcolor=fill)
-
-
 def _apply_lookup_table(image: Image.Image, tables: Sequence[np.ndarray]) -> Image.Image:
     """Replaces values by lookup tables of 256 entries: one for all channels, or one for each."""
     channels = tables if len(tables) == 3 else [tables[0]] * 3

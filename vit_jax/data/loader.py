@@ -27,8 +27,6 @@ from vit_jax.warning_signals import WARNING_SIGNALS, can_handle_signals
 
 # Rows that one thread loads at a time.
 _CHUNK_ROWS = 32
-# Batches that are prepared ahead.
-_PREFETCH = 4
 # Cores that the threads of one process can keep busy.
 _CORES_PER_PROCESS = 8
 # After this many bad examples in a row the whole dataset is considered bad.
@@ -61,7 +59,7 @@ class BatchSpec:
         num_threads: of each process; None: one per core; 0: read in the calling thread.
         num_workers: reader processes; None: none, unless there are more cores than the threads of
             one process can use.
-        prefetch: in batches.
+        prefetch: batches that are prepared ahead.
         repeats: copies of each example in a batch.
         on_bad_example: "skip" replaces a bad example by the next readable one. Evaluation does not
             count the replacement.
@@ -87,7 +85,6 @@ def batch_spec(data: DataConfig, batch_size: int, rows: Sequence[int]) -> BatchS
         rows=rows,
         num_threads=data.num_threads,
         num_workers=data.num_workers,
-        prefetch=_PREFETCH,
         repeats=data.repeats,
         on_bad_example=data.on_bad_example,
     )
@@ -144,9 +141,6 @@ def train_batches(
     """
     find = ExampleOrder(len(source), seed)
 
-    def positions(step: int, chunk: Sequence[int]) -> list[int]:
-        return [step * spec.global_batch_size + row for row in chunk]
-
     places_of_rows = repeated_places(spec.global_batch_size, spec.repeats)
 
     def indices(step: int, chunk: Sequence[int]) -> list[int]:
@@ -154,7 +148,7 @@ def train_batches(
         return find([(first + places_of_rows[row]) // spec.repeats for row in chunk])
 
     def load(step: int, chunk: Sequence[int], batch: HostBatch) -> None:
-        places = positions(step, chunk)
+        places = [step * spec.global_batch_size + row for row in chunk]
         rows = _RowLoader(source, preprocessing_of(step), spec)
         rows.load(indices(step, chunk), batch, lambda i: generator(seed, "augment", places[i]))
 

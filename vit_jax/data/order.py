@@ -11,9 +11,7 @@ from vit_jax.rng import generator, splitmix64
 
 # Largest dataset whose permutation of an epoch is kept in memory: 8 MB.
 _MAX_IN_MEMORY = 1 << 21
-
-GRAIN_ORDER = 1
-"""Version of the order in checkpoints that name none."""
+# Version of the computed order, in checkpoints.
 _COMPUTED_ORDER = 2
 
 

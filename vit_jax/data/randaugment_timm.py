@@ -61,7 +61,7 @@ OPERATIONS: dict[str, tuple[Operation, bool]] = {
     "auto_contrast": (lambda image, level: image_ops.auto_contrast(image), False),
     "equalize": (lambda image, level: image_ops.equalize(image), False),
     "invert": (lambda image, level: image_ops.invert(image), False),
-    "rotate": (lambda image, level: image_ops.rotate(image, 30 * level, _FILL, _BICUBIC), True),
+    "rotate": (lambda image, level: image.rotate(30 * level, _BICUBIC, fillcolor=_FILL), True),
     # Keeps 4 bits at level 0, 1 at 0.9, none at 1.
     "posterize": (lambda image, level: image_ops.posterize(image, 4 - int(4 * level)), False),
     # From 256 on at level 0, all values at level 1.

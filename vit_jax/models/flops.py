@@ -99,7 +99,7 @@ def _forward_macs(
     options: ModelConfig, num_classes: int, image_size: tuple[int, int], head_per_patch: bool
 ) -> int:
     model = _abstract_model(options, num_classes, image_size)
-    macs = model_macs(model)
+    macs = _module_macs(model, *model.example_inputs(1))
     if head_per_patch:
         head = model.head
         features = (head.pre_logits or head.linear).in_features
@@ -150,11 +150,6 @@ def frozen_training_flops(
 
     params = nnx.to_pure_dict(state)
     return 2 * traced_macs(jax.value_and_grad(total), params, *model.example_inputs(1))
-
-
-def model_macs(model: Any) -> int:
-    """Returns one image's forward multiply-accumulates, of a model without cuDNN's kernel."""
-    return _module_macs(model, *model.example_inputs(1))
 
 
 def _module_macs(module: Any, *inputs: jax.ShapeDtypeStruct) -> int:

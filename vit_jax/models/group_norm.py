@@ -11,6 +11,7 @@ PerChannel = Float[Array, " C"]
 _Saved = tuple[Map, Float[Array, "B 1 1 C"], Float[Array, "B 1 1 C"], PerChannel]
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def group_norm(x: Map, scale: PerChannel, bias: PerChannel, groups: int, epsilon: float) -> Map:
     """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias, in the type of `x`.
 
@@ -21,11 +22,6 @@ def group_norm(x: Map, scale: PerChannel, bias: PerChannel, groups: int, epsilon
 
     Source: arXiv:1803.08494, equations 1 to 6; gradients by hand.
     """
-    return _group_norm(x, scale, bias, groups, epsilon)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _group_norm(x: Map, scale: PerChannel, bias: PerChannel, groups: int, epsilon: float) -> Map:
     return _forward(x, scale, bias, groups, epsilon)[0]
 
 
@@ -58,7 +54,7 @@ def _backward(
     return dx.astype(x.dtype), dscale.sum(0), dbias.sum(0)
 
 
-_group_norm.defvjp(_forward, _backward)
+group_norm.defvjp(_forward, _backward)
 
 
 def _group_means(channels: Float[Array, "B C"], groups: int) -> Float[Array, "B 1 1 C"]:

@@ -7,7 +7,6 @@ their input. The gradients written out here keep only the input (LayerNorm, GELU
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +41,7 @@ class LayerNorm(nnx.Module):
         return layer_norm(x, self.scale[...], bias, self.epsilon, self.dtype)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def layer_norm(
     x: Float[Array, "*B D"],
     scale: Float[Array, " D"],
@@ -50,26 +50,15 @@ def layer_norm(
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "*B D"]:
     """LayerNorm as a function; see `LayerNorm`."""
-    return _layer_norm((epsilon, jnp.dtype(dtype)), x, scale, bias)
-
-
-_Settings = tuple[float, Any]  # epsilon, dtype
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _layer_norm(
-    settings: _Settings, x: jax.Array, scale: jax.Array, bias: jax.Array | None
-) -> jax.Array:
-    return _layer_norm_fwd(settings, x, scale, bias)[0]
+    return _layer_norm_fwd(x, scale, bias, epsilon, dtype)[0]
 
 
 _Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]
 
 
 def _layer_norm_fwd(
-    settings: _Settings, x: jax.Array, scale: jax.Array, bias: jax.Array | None
+    x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilon: float, dtype: DTypeLike
 ) -> tuple[jax.Array, _Kept]:
-    epsilon, dtype = settings
     single = x.astype(jnp.float32)
     mean = single.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.square(single - mean).mean(-1, keepdims=True) + epsilon)
@@ -81,8 +70,9 @@ def _layer_norm_fwd(
 
 
 def _layer_norm_bwd(
-    _: _Settings, kept: _Kept, dy: jax.Array
+    epsilon: float, dtype: DTypeLike, kept: _Kept, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    del epsilon, dtype
     x, mean, inverse, scale, bias = kept
     # Without the barrier, XLA's GPU compiler computes the mean again in every operation here, which
     # keeps it from fusing the product below with its sum.
@@ -102,7 +92,7 @@ def _sum_of_rows(x: jax.Array) -> jax.Array:
     return x.sum(range(x.ndim - 1))
 
 
-_layer_norm.defvjp(_layer_norm_fwd, _layer_norm_bwd)
+layer_norm.defvjp(_layer_norm_fwd, _layer_norm_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -286,7 +286,6 @@ MIXER = Family(
     name="Mixer",
     options=MixerConfig,
     sizes={f"Mixer-{name}": _parse(f"Mixer-{name}") for name in _LISTED},
-    small=frozenset(),
     parse=_parse,
     pattern=f"Mixer-{{{','.join(MIXER_SIZES)}}}/PATCH",
     shape=mixer_shape,

@@ -25,8 +25,8 @@ from vit_jax.models.family import (
 )
 from vit_jax.models.group_norm import group_norm
 from vit_jax.models.heads import HEAD_RULES, Head
-from vit_jax.models.options import ModelConfig
-from vit_jax.models.stacking import LayerLoop, Remat, build_stack, checkpointed, scan_stack
+from vit_jax.models.options import LayerOptions, ModelConfig
+from vit_jax.models.stacking import LayerLoop, build_stack, checkpointed, scan_stack
 from vit_jax.schema import option
 
 Kernel = Float[Array, "K K I O"]
@@ -237,8 +237,7 @@ class Stage(nnx.Module):
         stride: int,
         *,
         style: ConvStyle,
-        remat: Remat | Literal["auto"],
-        scan: bool | Literal["auto"],
+        loop: LayerLoop,
         rngs: nnx.Rngs,
     ):
         def make(rngs: nnx.Rngs) -> nnx.Module:
@@ -247,7 +246,7 @@ class Stage(nnx.Module):
         self.first = unit(inputs, width, stride, style=style, rngs=rngs)
         self.blocks = build_stack(make, count - 1, rngs) if count > 1 else None
         self.rest = count - 1
-        self.loop = LayerLoop(scan is not False, "none" if remat == "auto" else remat)
+        self.loop = loop
 
     def __call__(self, x: Map) -> NewMap:
         x = checkpointed(self.first, x, self.loop.remat)
@@ -263,23 +262,17 @@ class Stage(nnx.Module):
 class Trunk(nnx.Module):
     """Root and stages of a ResNet: image -> feature maps.
 
-    Version 1 is that inside hybrids, 2 is BiT. `remat` and `scan` are as in `stacking.LayerLoop`;
-    "auto" means "none" and True.
+    Version 1 is that inside hybrids, 2 is BiT. Its stages scan, and keep everything for the
+    backward pass, if the options `scan` and `remat` are "auto".
 
     Source: arXiv:2010.11929, section 3.1 (hybrids); arXiv:1912.11370 (BiT).
     """
 
-    def __init__(
-        self,
-        shape: ResNetShape,
-        version: int,
-        *,
-        dtype: DTypeLike = jnp.float32,
-        remat: Remat | Literal["auto"] = "auto",
-        scan: bool | Literal["auto"] = "auto",
-        rngs: nnx.Rngs,
-    ):
-        self.style = (style_v1 if version == 1 else style_v2)(shape.groups, dtype)
+    def __init__(self, shape: ResNetShape, version: int, options: LayerOptions, *, rngs: nnx.Rngs):
+        make_style = style_v1 if version == 1 else style_v2
+        self.style = make_style(shape.groups, jnp.dtype(options.dtype))
+        remat = "none" if options.remat == "auto" else options.remat
+        loop = LayerLoop(options.scan is not False, remat)
         size, stride = (3, 1) if shape.small else (7, 2)
         self.conv_root = StandardizedConv(3, shape.width, size, stride, style=self.style, rngs=rngs)
         self.norm_root = GroupNorm(shape.width, self.style) if version == 1 else None
@@ -295,8 +288,7 @@ class Trunk(nnx.Module):
                 width,
                 1 if i == 0 else 2,
                 style=self.style,
-                remat=remat,
-                scan=scan,
+                loop=loop,
                 rngs=rngs,
             )
             setattr(self, f"stage{i + 1}", stage)
@@ -345,11 +337,10 @@ class ResNet(ImageModel):
         image_size: tuple[int, int],
         rngs: nnx.Rngs,
     ):
-        dtype = jnp.dtype(options.dtype)
         self.image_size, self.pooling = image_size, options.pooling
         height, width = image_size
         self.grid = (math.ceil(height / shape.stride), math.ceil(width / shape.stride))
-        self.trunk = Trunk(shape, 2, dtype=dtype, remat=options.remat, scan=options.scan, rngs=rngs)
+        self.trunk = Trunk(shape, 2, options, rngs=rngs)
         self.norm = GroupNorm(shape.channels, self.trunk.style)
         self.head = Head(
             shape.channels * (math.prod(self.grid) if self.pooling == "flatten" else 1),

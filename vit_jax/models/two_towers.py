@@ -199,8 +199,8 @@ def towers_shape(options: TwoTowersConfig) -> TwoTowersShape:
 class TwoTowers(ImageModel):
     """An image tower and a text tower whose embeddings are compared by their cosine similarity.
 
-    The image tower must return features f32[B, F], no classes. `embedding_size` is the width of a
-    linear layer after it, if there is one; the embeddings of both towers must have one width.
+    The image tower must return features f32[B, F], no classes. The embeddings of both towers must
+    have one width.
 
     Attributes:
         log_temperature: logarithm of the factor of the similarities, f32[].
@@ -213,11 +213,8 @@ class TwoTowers(ImageModel):
         self,
         image: ImageModel,
         text: TextTower,
+        options: TwoTowersConfig,
         *,
-        embedding_size: int | None = None,
-        projection_bias: bool = True,
-        temperature_init: float = 10.0,
-        bias_init: float | None = None,
         rngs: nnx.Rngs,
     ):
         head: Head = image.head  # pyright: ignore[reportAttributeAccessIssue]
@@ -227,7 +224,7 @@ class TwoTowers(ImageModel):
                 "a model that returns features",
                 "build it with num_classes=0",
             )
-        width = embedding_size or head.num_features
+        width = options.embedding_size or head.num_features
         if width != text.embedding_size:
             raise ModelError(
                 f"an image tower with embeddings of {width} features and a text tower with"
@@ -236,11 +233,12 @@ class TwoTowers(ImageModel):
                 f"build the text tower with embedding_size={width}, or set embedding_size",
             )
         self.image = image
-        make_linear = partial(nnx.Linear, use_bias=projection_bias, rngs=rngs)
-        self.image_projection = make_linear(head.num_features, width) if embedding_size else None
+        make_linear = partial(nnx.Linear, head.num_features, use_bias=options.projection_bias)
+        self.image_projection = make_linear(width, rngs=rngs) if options.embedding_size else None
         self.text = text
-        self.log_temperature = nnx.Param(jnp.asarray(math.log(temperature_init), jnp.float32))
-        self.bias = None if bias_init is None else nnx.Param(jnp.asarray(bias_init, jnp.float32))
+        temperature, bias = options.temperature_init, options.bias_init
+        self.log_temperature = nnx.Param(jnp.asarray(math.log(temperature), jnp.float32))
+        self.bias = None if bias is None else nnx.Param(jnp.asarray(bias, jnp.float32))
         self.embedding_size = width
         self.image_size, self.grid = image.image_size, image.grid
         self.num_tokens, self.num_prefix = image.num_tokens, image.num_prefix
@@ -350,15 +348,7 @@ def _build(
         platform=platform,
         rngs=rngs,
     )
-    return TwoTowers(
-        image,
-        text,
-        embedding_size=options.embedding_size,
-        projection_bias=options.projection_bias,
-        temperature_init=options.temperature_init,
-        bias_init=options.bias_init,
-        rngs=rngs,
-    )
+    return TwoTowers(image, text, options, rngs=rngs)
 
 
 def _describe(options: TwoTowersConfig, model: TwoTowers) -> list[tuple[str, str, str]]:
@@ -397,7 +387,6 @@ TWO_TOWERS = Family(
     name="TwoTowers",
     options=TwoTowersConfig,
     sizes={name: _parse(name) for name in _LISTED},
-    small=frozenset(),
     parse=_parse,
     pattern="{CLIP,SigLIP,SigLIP2,LiT}-IMAGE_MODEL, " + ", ".join(_LIT),
     shape=towers_shape,

@@ -73,8 +73,7 @@ class ViT(ImageModel):
         self.num_tokens: int = self.num_prefix + num_patches  # pyright: ignore[reportIncompatibleVariableOverride]
         self.num_heads, self.head_dim = shape.num_heads, width // shape.num_heads
 
-        make_stem = partial(Trunk, dtype=dtype, remat=options.remat, scan=options.scan, rngs=rngs)
-        self.stem = None if shape.stem is None else make_stem(shape.stem, version=1)
+        self.stem = None if shape.stem is None else Trunk(shape.stem, 1, options, rngs=rngs)
         channels = 3 if shape.stem is None else shape.stem.channels
         self.patch_embedding = PatchEmbedding(
             shape.patch_size,

@@ -81,7 +81,7 @@ def open_session(
     stop: StopSignals,
     account: TimeAccount,
     *,
-    verbose: bool = True,
+    verbose: bool,
 ) -> Iterator[Session]:
     """Restores or initialises a run, and opens its outputs.
 
@@ -144,7 +144,7 @@ def open_session(
             examples=stack.enter_context(examples),
             progress=stack.enter_context(progress),
             early_stopping=EarlyStopping(config.early_stopping, start.early_stopping),
-            evaluators=inputs.evaluators,
+            evaluators=evaluators,
             stop_requested=StopAgreement(lambda: stop.requested).reached,
             on_exit=stack.callback,
             begin_s=time.perf_counter() - start.elapsed_s,

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from vit_jax.config.run import Config
-from vit_jax.data.order import GRAIN_ORDER, order_version
+from vit_jax.data.order import order_version
 from vit_jax.data.sources import Source
 from vit_jax.errors import CheckpointError, DamagedError, DataError
 from vit_jax.interop.report import LoadReport
@@ -57,7 +57,6 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
         state, report = start_from_weights(program, source)
         return Start(state, 0, 0.0, report=report)
     expected = data_position(config, source, found.step)
-    order = expected.pop("order", None)
     saved = {name: found.data.get(name) for name in expected}
     _check_position(saved, expected, found.step)
     if saved != expected:
@@ -65,14 +64,6 @@ def restore_or_init(program: Program, checkpoints: CheckpointFolder, source: Sou
             f"checkpoint at data position {saved}",
             f"{expected}",
             "restore the dataset that the run started with, or choose another --workdir",
-        )
-    if found.data.get("order") != order:
-        version = found.data.get("order", GRAIN_ORDER)
-        raise CheckpointError(
-            f"the checkpoint of step {found.step} has version {version} of the order of examples"
-            f" ({GRAIN_ORDER} is Grain's shuffle)",
-            f"version {order}",
-            "finish the run with the revision that started it, or choose another --workdir",
         )
     log.info("resuming from step %d", found.step)
     state = TrainState(

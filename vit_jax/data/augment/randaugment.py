@@ -72,7 +72,7 @@ def _contrast(image: Image.Image, level: float, rng: np.random.Generator) -> Ima
 
 
 def _rotate(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return image_ops.rotate(image, _random_sign(rng) * 30 * level, _GRAY)
+    return image.rotate(_random_sign(rng) * 30 * level, fillcolor=_GRAY)
 
 
 # The first row and column stay in place: coordinates start at 0, not at pixel centres.

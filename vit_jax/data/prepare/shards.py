@@ -67,14 +67,14 @@ class ShardFolder:
                 raise _unwritable_error(self.path, error.strerror) from None
             if self._in_bucket:
                 self._staging = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            self._resume(self._plan)
+            self._resume()
             self._lock = stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._lock.close()
 
-    def write(self, name: str, records: Iterable[bytes], facts: dict[str, Any]) -> Shard:
+    def write(self, name: str, records: Iterable[bytes], facts: dict[str, Any]) -> None:
         """Writes a shard. Reads `facts` after the last record."""
         from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -102,14 +102,13 @@ class ShardFolder:
             reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
             raise _unwritable_error(self.path / name, reason) from None
         self.shards[name] = shard
-        return shard
 
     def write_checksums(self) -> None:
         """Writes the checksums of all shards in the format of `sha256sum`."""
         lines = [f"{s.sha256}  {s.name}\n" for _, s in sorted(self.shards.items())]
         write_atomically(self.path / CHECKSUMS, "".join(lines))
 
-    def _resume(self, plan: dict[str, Any]) -> None:
+    def _resume(self) -> None:
         """Reads the journal of an earlier process, or starts one."""
         for path in self._staging.glob(".*.incomplete"):
             path.unlink()
@@ -118,9 +117,9 @@ class ShardFolder:
         lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
         if not lines:
             journal.unlink(missing_ok=True)
-            self._append_to_journal(plan)
+            self._append_to_journal(self._plan)
             return
-        earlier = json.loads(lines[0])
+        plan, earlier = self._plan, json.loads(lines[0])
         changed = sorted(k for k in plan.keys() | earlier.keys() if plan.get(k) != earlier.get(k))
         if changed:
             raise DataError(

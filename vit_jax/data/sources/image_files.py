@@ -112,7 +112,7 @@ class BucketFiles:
     def __init__(
         self, root: BucketPath, cache: BlockCache | None, names: Collection[str] | None = None
     ):
-        self._cache = cache or block_cache()
+        self.cache = cache or block_cache()
         self._objects: dict[str, StoredObject] = {}
         self._folders: dict[str, tuple[set[str], list[str]]] = {"": (set(), [])}
         if names is None:
@@ -120,7 +120,7 @@ class BucketFiles:
         else:
             self._find(root, names)
         used = {one.path.key: one.size for one in self._objects.values()}
-        self._cache.add_data(str(root), sum(used.values()))
+        self.cache.add_data(str(root), sum(used.values()))
 
     def _find(self, root: BucketPath, names: Collection[str]) -> None:
         """Lists the folder that holds all of the names, as a disk would understand them."""
@@ -173,28 +173,21 @@ class BucketFiles:
         """Returns a key that changes when the content does."""
         return self._objects[name].key
 
-    @property
-    def cache(self) -> BlockCache:
-        return self._cache
-
     def open(self, name: str) -> io.BufferedReader:
-        return io.BufferedReader(_ObjectFile(self._object(name), self._cache))
+        return io.BufferedReader(_ObjectFile(self._objects[name], self.cache))
 
     def read(self, name: str, start: int | None, size: int) -> bytes:
         try:
-            return self._cache.read([self._part(name, start, size)])[0]
+            return self.cache.read([self._part(name, start, size)])[0]
         except OSError as error:
             raise bucket_error(error) from None
 
     def read_ahead(self, parts: Sequence[tuple[str, int | None, int]]) -> None:
         """Starts to read parts of objects: (name, start, size)."""
-        self._cache.read_ahead([self._part(*part) for part in parts])
+        self.cache.read_ahead([self._part(*part) for part in parts])
 
     def _part(self, name: str, start: int | None, size: int) -> Part:
-        return Part(self._object(name), start or 0, (start or 0) + size)
-
-    def _object(self, name: str) -> StoredObject:
-        return self._objects[name]
+        return Part(self._objects[name], start or 0, (start or 0) + size)
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """Reads all labels of a source with several threads and caches them between runs."""
 
+import io
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.data.progress import track
 from vit_jax.memory import check_fits
+from vit_jax.storage.files import write_atomically
 from vit_jax.storage.paths import cache_dir
 
 log = logging.getLogger(__name__)
@@ -60,11 +61,9 @@ def _read_all(name: str, count: int, read: Callable[[Sequence[int]], Sequence[in
 
 
 def _save_cache(path: Path, labels: np.ndarray) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    content = io.BytesIO()
+    np.save(content, labels)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.save(file, labels)
-        temporary.replace(path)
+        write_atomically(path, content.getvalue())
     except OSError as error:
         log.warning("cannot cache labels in %s: %s", path.parent, error.strerror)
