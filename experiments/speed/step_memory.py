@@ -69,7 +69,7 @@ def program_of(topology: str, model: str, depth: int, scan: bool, remat: str) ->
 def compile_in_child(arguments: list[Any], folder: str) -> None:
     """Compiles a program for `kept_bytes`: writes program.txt."""
     Path(folder, "program.txt").write_text(
-        program_of(*arguments).compile().as_text() or "", encoding="utf-8"
+        program_of(*arguments).compiled.as_text() or "", encoding="utf-8"
     )
 
 

@@ -98,7 +98,7 @@ def test_a_training_step_lowers_the_loss_of_its_batch():
     program = build_program(config, make_mesh(MeshConfig()), num_classes=5, num_examples=80)
     batch = program.example_batch() | {"label": np.arange(8, dtype=np.int32) % 5}
     with jax.numpy_dtype_promotion("standard"):  # Optax promotes types.
-        state, step, losses = program.init(), program.compile(), []
+        state, step, losses = program.init(), program.compiled, []
     with jax.numpy_dtype_promotion("standard"):  # For optax.adam.
         for _ in range(8):
             state, metrics = step(state, to_devices(batch, program.mesh))

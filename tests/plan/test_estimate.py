@@ -111,10 +111,10 @@ def test_requested_memory_is_read_from_the_compilers_message(message, size):
 
 
 def test_what_a_compiler_cannot_do_is_one_line(monkeypatch):
-    def fail(self, lowered=None):
+    def fail(self):
         raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: SomeFusion not implemented\n2. line")
 
-    monkeypatch.setattr(Program, "compile", fail)
+    monkeypatch.setattr(Program, "compiled", property(fail))
     with (
         jax.numpy_dtype_promotion("standard"),
         pytest.raises(CompilerError) as caught,

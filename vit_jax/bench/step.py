@@ -117,7 +117,7 @@ class JaxStep:
         self.choice = program.choice
         begin = time.perf_counter()
         with watch_compile_cache() as self.cache_use:
-            self._compiled = program.compile()
+            self._compiled = program.compiled
         seconds = time.perf_counter() - begin
         if shares is None:
             self._arrays = _Arrays(program.init(), program.load_frozen())

@@ -3,6 +3,7 @@
 import re
 
 _PART = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<from>[^:]*):(?P<to>[^\]]*)\])?")
+_SLICES = {"train800": "train[:800]", "train800val200": "train[:800]+val200"}
 
 
 def overlap(one: str, other: str) -> bool | None:
@@ -38,15 +39,8 @@ def may_overlap(one: str, other: str) -> bool:
 
 def _parts(split: str) -> list[str]:
     """Returns the parts of a sum of splits, with presets as slices where possible."""
-    parts: list[str] = []
-    for part in (part.strip() for part in split.split("+")):
-        if part == "train800val200":
-            parts += ["train[:800]", "val200"]
-        elif part == "train800":
-            parts.append("train[:800]")
-        else:
-            parts.append(part)
-    return parts
+    parts = [part.strip() for part in split.split("+")]
+    return "+".join(_SLICES.get(part, part) for part in parts).split("+")
 
 
 def _shared(one: str, other: str) -> bool | None:

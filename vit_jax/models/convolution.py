@@ -51,7 +51,15 @@ def _convolve_bwd(
     stride: int, padding: Padding, kept: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
     x, kernel = kept
-    input_gradient = functools.partial(_input_gradient, x, stride, padding)
+    convolution = functools.partial(_plain_convolution, stride=stride, padding=padding)
+
+    # The gradients as automatic differentiation computes them.
+    def input_gradient(kernel: Array, dy: Array) -> Array:
+        return jax.linear_transpose(lambda x: convolution(x, kernel), x)(dy)[0]
+
+    def kernel_gradient(x: Array, dy: Array) -> Array:
+        return jax.linear_transpose(lambda kernel: convolution(x, kernel), kernel)(dy)[0]
+
     # A flipped kernel gives the gradient of the input only at stride 1.
     dx = lax.platform_dependent(
         kernel,
@@ -63,7 +71,7 @@ def _convolve_bwd(
         x,
         dy,
         cpu=functools.partial(_kernel_gradient_by_matmul, kernel.shape, stride, padding),
-        default=functools.partial(_kernel_gradient, kernel, stride, padding),
+        default=kernel_gradient,
     )
     return dx, dkernel.astype(jnp.float32)
 
@@ -75,12 +83,6 @@ def _plain_convolution(x: Array, kernel: Array, stride: int, padding: Padding) -
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=_CONV)
 
 
-def _input_gradient(x: Array, stride: int, padding: Padding, kernel: Array, dy: Array) -> Array:
-    """Returns the gradient of the input as automatic differentiation computes it."""
-    (dx,) = jax.linear_transpose(lambda x: _plain_convolution(x, kernel, stride, padding), x)(dy)
-    return dx
-
-
 def _flipped_convolution(padding: Padding, kernel: Array, dy: Array) -> Array:
     """Returns the gradient of the input at stride 1: a convolution with the flipped kernel.
 
@@ -90,14 +92,6 @@ def _flipped_convolution(padding: Padding, kernel: Array, dy: Array) -> Array:
     sides = zip(kernel.shape[:2], padding, strict=True)
     pads = tuple((side - 1 - before, side - 1 - after) for side, (before, after) in sides)
     return _plain_convolution(dy, flipped, 1, pads)
-
-
-def _kernel_gradient(kernel: Array, stride: int, padding: Padding, x: Array, dy: Array) -> Array:
-    """Returns the gradient of the kernel as automatic differentiation computes it."""
-    (dkernel,) = jax.linear_transpose(
-        lambda kernel: _plain_convolution(x, kernel, stride, padding), kernel
-    )(dy)
-    return dkernel
 
 
 def _kernel_gradient_by_matmul(

@@ -146,7 +146,7 @@ def make_plan(config: Config, devices: list[Any], chip: Chip, sizes: Sizes) -> P
     begin = time.perf_counter()
     compiled, memory = None, None
     try:
-        compiled = program.compile()
+        compiled = program.compiled
     except jax.errors.JaxRuntimeError as error:
         wanted = _requested_memory(str(error))
         if wanted is None:

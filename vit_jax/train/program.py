@@ -92,10 +92,6 @@ class Program:
         shardings = jax.tree.map(lambda s: s.sharding, self.abstract)
         return jax.jit(lambda: self.init_state(self.init_params()), out_shardings=shardings)
 
-    @functools.cached_property
-    def compiled(self) -> jax.stages.Compiled:
-        return self.compile()
-
     def load_frozen(self) -> tuple[Any, ...]:
         """Returns the frozen arguments of the step, sharded: () or one tree."""
         if self.task.frozen is None:
@@ -126,8 +122,9 @@ class Program:
         jitted = jax.jit(self.step_fn, donate_argnums=0, out_shardings=(shardings, replicated))
         return jitted.lower(self.abstract, self.batch_shapes(), *self.abstract_frozen)
 
-    def compile(self) -> jax.stages.Compiled:
-        """Returns the compiled step: (state, batch, *frozen) -> (state, metrics)."""
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled step: (state, batch, *frozen) -> (state, metrics)."""
         options: Any = self.config.compiler_options
         try:
             return self.lower().compile(compiler_options=dict(options) or None)
