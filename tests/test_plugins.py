@@ -251,7 +251,7 @@ def test_the_current_folder_is_on_the_path_as_for_python_m(here, monkeypatch):
     assert sys.path[0] == str(here)
 
 
-CELLS = """
+CELLS = '''
 import vit_jax
 
 @vit_jax.register_loss
@@ -261,8 +261,18 @@ def cell(logits, targets, *, strength: float = 1.0):
 SCALE = {scale}
 
 def factor(x, function=object(), *, names=("a", "b")):
-    return x + {more} + (names[0] in {{"a", "b", "c"}})
-"""
+    return x + {more} + (names[0] in {{"a", "b", "c"}}) + Half()(x)
+
+class Half:
+    """{doc}"""
+
+    def __call__(self, x):
+        return x * {half}
+'''
+
+
+def cells(scale=1, more=0, half=0.5, doc="Half."):
+    return CELLS.format(scale=scale, more=more, half=half, doc=doc)
 
 
 def test_an_edited_function_of_a_notebook_is_changed_code(monkeypatch):
@@ -273,8 +283,8 @@ def test_an_edited_function_of_a_notebook_is_changed_code(monkeypatch):
         exec(compile(text, "<cell>", "exec"), vars(notebook))
         return plugins.describe_plugins(["notebook"])["notebook"]["sources"]
 
-    first = hash_of(CELLS.format(scale=1, more=0))
+    first = hash_of(cells())
     assert first is not None
-    assert hash_of("x = 1\n" + CELLS.format(scale=1, more=0) + "def unused(): ...") == first
-    edited = {hash_of(CELLS.format(scale=2, more=0)), hash_of(CELLS.format(scale=1, more=1))}
-    assert len(edited | {first}) == 3
+    assert hash_of("x = 1\n" + cells(doc="Half of it.") + "def unused(): ...") == first
+    edited = {hash_of(cells(scale=2)), hash_of(cells(more=1)), hash_of(cells(half=0.25))}
+    assert len(edited | {first}) == 4

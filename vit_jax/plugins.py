@@ -230,7 +230,9 @@ def _hash_of_registered(module: str) -> str | None:
                 defaults = tuple((value.__kwdefaults__ or {}).items())
                 add((value.__code__, value.__defaults__, defaults), value.__globals__)
             elif isinstance(value, type):
-                add(tuple(vars(value).values()), names)
+                # Not its place in the file, or its docstring.
+                own = [v for n, v in vars(value).items() if callable(v) or not n.startswith("__")]
+                add(tuple(own), names)
 
     for registry in REGISTRIES.values():
         for value in registry.added_by(module):

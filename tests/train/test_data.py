@@ -11,7 +11,7 @@ from vit_jax.config.file import load_config
 from vit_jax.config.run import Config
 from vit_jax.data import order
 from vit_jax.data.sources import open_source, open_training_data
-from vit_jax.errors import CheckpointError, DataError, RunFolderError
+from vit_jax.errors import DataError, RunFolderError
 from vit_jax.run.folder import read_config
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
@@ -151,6 +151,6 @@ def test_a_run_does_not_resume_with_another_order(photos, tmp_path, monkeypatch)
     again = train(folder_config(photos), large, StopSignals())
     assert again | {"wall_time_s": 0, "seconds": 0} == result | {"wall_time_s": 0, "seconds": 0}
     before = sorted(p.name for p in small.rglob("*"))
-    with pytest.raises(CheckpointError, match=r"'order': None.*'order': 2"):
+    with pytest.raises(DataError, match=r"'order': None.*'order': 2.*another --workdir"):
         train(folder_config(photos), small, StopSignals())
     assert sorted(p.name for p in small.rglob("*")) == before

@@ -208,7 +208,7 @@ def _rgb_array(image: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def _to_rgb(image: Image.Image, tags: Mapping[int, Any], *, is_deep: bool) -> Image.Image:
-    """Returns an image in RGB; `tags` are those of its TIFF file, for `is_deep` see below."""
+    """Returns an image in RGB, given its TIFF file's tags and if it had 16 bits a colour."""
     if image.mode.startswith("I;16"):
         # Pillow's own conversion clips grays at 255, and passes over these tags.
         bits, *_ = tags.get(_BITS, (16,))
@@ -227,7 +227,7 @@ def _to_rgb(image: Image.Image, tags: Mapping[int, Any], *, is_deep: bool) -> Im
 
 
 def _has_deep_colours(image: Image.Image) -> bool:
-    """Whether a file that is not yet loaded has 16 bits a colour. Pillow loads the high bytes."""
+    """Whether a file has 16 bits a colour; ask before Pillow loads only the high bytes."""
     return any(";16" in str(tile) for tile in getattr(image, "tile", ()))
 
 

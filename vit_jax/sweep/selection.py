@@ -231,10 +231,10 @@ def _check_candidate(selection: Selection, name: str, config: Config) -> None:
 def _check_final_run(selection: Selection, name: str, selected_on: str, config: Config) -> None:
     """Checks that a final run does not report examples that the selection used.
 
-    It may evaluate the selection's split beside others if early stopping uses that split.
+    It may evaluate the selection's split if early stopping uses that split.
     """
     reported = dict(config.evaluation.all_splits)
-    if len(reported) > 1 and split_of(config.early_stopping.metric or "") == name:
+    if split_of(config.early_stopping.metric or "") == name:
         reported.pop(name, None)
     if name == "test":
         reported = {name: selected_on, **reported}
