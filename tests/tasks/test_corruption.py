@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 from random_models import random_images, randomize
 
-from vit_jax.models.flops import forward_macs
 from vit_jax.models.registry import model_options
 from vit_jax.tasks.masked_patches.corruption import (
     corrupt,
@@ -109,11 +108,3 @@ def test_a_moved_patch_has_the_position_of_its_new_place(model):
     logits = jax.eval_shape(lambda: model.predict(batch))
     assert logits.shape == (1, 4, 8)
     assert jax.eval_shape(lambda: model(images)).shape == (1, 8)
-
-
-def test_macs_of_a_head_per_patch_are_counted():
-    """196 patches of 768 features to 512 colours, instead of one."""
-    config = model_options("ViT-B/16")
-    sizes = {"num_classes": 512, "image_size": (224, 224)}
-    more = forward_macs(config, head_per_patch=True, **sizes) - forward_macs(config, **sizes)
-    assert more == 195 * 768 * 512

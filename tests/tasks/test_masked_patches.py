@@ -13,6 +13,7 @@ from experiments.masked_patches import pictures
 from vit_jax.config.run import Config
 from vit_jax.errors import WeightsError
 from vit_jax.interop.load import load
+from vit_jax.models.flops import traced_macs
 from vit_jax.parallel.mesh import to_devices
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch
@@ -69,6 +70,15 @@ def test_only_corrupted_patches_count_in_the_loss():
     assert float(loss) == pytest.approx(np.mean(rows), rel=1e-6)
     assert float(corrupted_loss(logits.at[0, 1, 2].add(9.0), colour, corrupted)) == float(loss)
     assert float(corrupted_loss(logits.at[0, 2, 2].add(9.0), colour, corrupted)) != float(loss)
+
+
+def test_the_head_counts_once_for_each_patch(program):
+    task, image = program.task, jnp.zeros((1, 16, 16, 3))
+    batch = {"source": jnp.arange(16)[None], "hidden": jnp.zeros((1, 16), bool), "image": image}
+    params = nnx.to_pure_dict(nnx.state(task.abstract))
+    macs = traced_macs(lambda params: task.model(params).predict(batch), params)
+    moved = 16 * 16 * task.abstract.head.num_features  # `corrupt` is a matmul of zeros and ones.
+    assert task.flops_per_image == 6 * (macs - moved)
 
 
 def test_a_new_model_predicts_all_colours_equally(program, prepare):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.extend import core
 
@@ -74,16 +73,8 @@ def traced_macs(function: Callable[..., Any], *args: Any) -> int:
     return count_macs(jax.make_jaxpr(function)(*args).jaxpr)
 
 
-def forward_macs(
-    options: ModelConfig,
-    *,
-    num_classes: int,
-    image_size: tuple[int, int],
-    head_per_patch: bool = False,
-) -> int:
+def forward_macs(options: ModelConfig, *, num_classes: int, image_size: tuple[int, int]) -> int:
     """Returns the multiply-accumulates of one image's forward pass.
-
-    `head_per_patch` counts the head once for each patch.
 
     >>> from vit_jax.models.registry import model_options
     >>> config = model_options("ViT-B/16")
@@ -91,21 +82,18 @@ def forward_macs(
     17.56
     """
     hashable: Any = options
-    return _forward_macs(hashable, num_classes, image_size, head_per_patch)
+    return _forward_macs(hashable, num_classes, image_size)
 
 
 @functools.lru_cache
-def _forward_macs(
-    options: ModelConfig, num_classes: int, image_size: tuple[int, int], head_per_patch: bool
-) -> int:
+def _forward_macs(options: ModelConfig, num_classes: int, image_size: tuple[int, int]) -> int:
     model = _abstract_model(options, num_classes, image_size)
-    macs = _module_macs(model, *model.example_inputs(1))
-    if head_per_patch:
-        head = model.head
-        features = (head.pre_logits or head.linear).in_features
-        once = _module_macs(head, jax.ShapeDtypeStruct((1, features), jnp.float32))
-        macs += (math.prod(model.grid) - 1) * once
-    return macs
+    graphdef, state = nnx.split(model)
+    return traced_macs(
+        lambda params, *inputs: nnx.merge(graphdef, params)(*inputs),
+        nnx.to_pure_dict(state),
+        *model.example_inputs(1),
+    )
 
 
 def _abstract_model(options: ModelConfig, num_classes: int, image_size: tuple[int, int]) -> Any:
@@ -150,15 +138,6 @@ def frozen_training_flops(
 
     params = nnx.to_pure_dict(state)
     return 2 * traced_macs(jax.value_and_grad(total), params, *model.example_inputs(1))
-
-
-def _module_macs(module: Any, *inputs: jax.ShapeDtypeStruct) -> int:
-    graphdef, state = nnx.split(module)
-    return traced_macs(
-        lambda params, *inputs: nnx.merge(graphdef, params)(*inputs),
-        nnx.to_pure_dict(state),
-        *inputs,
-    )
 
 
 def training_flops(macs: int) -> int:

@@ -4,6 +4,7 @@ Source: arXiv:2010.11929, B.1.2.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,9 +59,10 @@ class MaskedPatches(ImageTask):
 
     @functools.cached_property
     def flops_per_image(self) -> int:
-        side = self.config.data.image_size
-        sizes = {"num_classes": self.num_outputs, "image_size": (side, side)}
-        return training_flops(forward_macs(self.config.model, **sizes, head_per_patch=True))
+        model, side = self.abstract, self.config.data.image_size
+        encoder = forward_macs(self.config.model, num_classes=0, image_size=(side, side))
+        heads = model.head.num_features * self.num_outputs * math.prod(model.grid)
+        return training_flops(encoder + heads)
 
     def prepare(self, batch: Batch, step: jax.Array) -> Batch:
         images = self.augment(batch, step)["image"]
