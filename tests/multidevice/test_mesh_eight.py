@@ -86,7 +86,7 @@ def find_sums() -> list[dict[str, int]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         model = SMALL["model"] | {"dtype": "bfloat16"}
-        small_program(
+        _ = small_program(
             {"data": 1, "fsdp": 8},
             **{**SMALL, "model": model},
             compiler_options={
@@ -94,7 +94,7 @@ def find_sums() -> list[dict[str, int]]:
                 "xla_dump_hlo_as_text": True,
                 "xla_dump_hlo_pass_re": "spmd-partitioning",
             },
-        ).compile()
+        ).compiled
         (file,) = Path(folder).glob("*step_fn*after_spmd-partitioning*")
         rows = collectives(file.read_text())
     values = [value for row in rows if row["kind"] == "all-reduce" for value in row["values"]]

@@ -150,8 +150,8 @@ def test_tables_and_plots_follow_the_command_line(sweep, tmp_path):
     assert re.search(r"differ in more than the seed: .*\bdataset\b", text)
 
 
-def small_sweep(folder, report, reported="test"):
-    candidates = [["search/a/lr=1", 0.5], ["search/a/lr=2", 0.25]]
+def small_sweep(folder, report, reported="test", other=0.25):
+    candidates = [["search/a/lr=1", 0.5], ["search/a/lr=2", other]]
     selection = {
         "metric": "eval/dev/accuracy_top1",
         "mode": "max",
@@ -234,6 +234,14 @@ def test_selecting_on_the_reported_split_is_marked(tmp_path, reported, warned):
     assert dict(zip(rows[0], rows[2], strict=True))["selected"] == (
         "lr=1 (edge of the grid: lr=1 is the smallest of 2)"
     )
+
+
+def test_a_choice_among_equal_scores_is_marked_in_place_of_the_edge(tmp_path):
+    small_sweep(tmp_path, {}, other=0.5)
+    assert main(["report", str(tmp_path)]) == 0
+    rows = table((tmp_path / "report" / "report.md").read_text(), "Selected settings")
+    selected = dict(zip(rows[0], rows[2], strict=True))["selected"]
+    assert selected == "lr=1 (the first of 2 with this score)"
 
 
 def test_runs_that_measured_another_split_only_are_named(tmp_path):

@@ -130,7 +130,7 @@ def test_one_run_has_no_interval(tmp_path):
     put(tmp_path, "a", 0.5, labels={"model": "A", "dataset": "x"})
     table = make_table(tmp_path)
     assert cell(table, "A", "x").text == "50.00"
-    assert table.notes[0] == "Percent. One run each, so no interval."
+    assert table.notes[0] == "Percent. One run each, too little for an interval."
     assert not best(table)  # There is nothing to compare with.
 
 
@@ -507,7 +507,7 @@ def test_lines_go_through_a_shared_point(tmp_path):
     base = {100.0: 0.5}
     assert means == {"base": base, "depth": base | {200.0: 0.7}, "width": base | {400.0: 0.6}}
     assert notes == [
-        "One run each, so no interval.",
+        "One run each, too little for an interval.",
         # 1e20 and 4e20 operations for 400 steps of 64 images.
         "The models differ in cost by more than twice: 3.91e+09 to 1.56e+10 MFLOPs for a training"
         " image.",

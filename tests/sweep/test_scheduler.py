@@ -164,6 +164,14 @@ def test_jobs_run_in_order_and_once_and_the_best_candidate_is_repeated(tmp_path)
     assert Run(tmp_path).executor.submitted == []
 
 
+def test_a_choice_among_equal_scores_is_said_in_place_of_the_edge_of_the_grid(tmp_path):
+    candidates = [Job(TINY, {**DEV, **one}) for one in vary("optimizer.weight_decay", [0.1, 0.2])]
+    run = Run(tmp_path, entries=(Selection("pets", candidates, METRIC, final_overrides=TEST),))
+    chosen = "search/pets/weight_decay=0.1"
+    equal = f"by {METRIC} 0.9900, the first of 2 with this score"
+    assert run.said == [f"pets: selected {chosen} of 2 {equal}"]
+
+
 def test_an_error_of_the_data_stops_the_jobs_that_share_its_data_section(tmp_path):
     alike = [Job(TINY, {"seed": seed}, name=f"a{seed}") for seed in range(3)]
     other = Job(TINY, {"data.train_split": "train[:50%]"}, name="other")

@@ -207,7 +207,11 @@ def describe_means(means: pd.DataFrame) -> str:
     sources = [f"{_range(images)} test images"] * bool(len(images))
     sources += ["seeds"] * bool(means["source"].str.contains("seeds").any())
     if not sources:
-        return f"{first}, so no interval" if single else f"{first}, whose uncertainty is not known"
+        return (
+            f"{first}, too little for an interval"
+            if single
+            else f"{first}, whose uncertainty is not known"
+        )
     drawn = means[means["source"].str.contains("images")]
     unpaired = "; images are not paired" * bool((drawn["paired"] == "").any())
     fewer = ""

@@ -106,7 +106,8 @@ def _selection(
     selection, labels = runs.index[0].job["selection"], runs.index[0].labels
     metric = str(selection.get("metric", ""))
     split = split_of(metric) or ""
-    scores = {str(name): format_value(score) for name, score in selection.get("candidates") or []}
+    best, tried = selection.get("score"), selection.get("candidates") or []
+    scores = {str(name): format_value(score) for name, score in tried}
     # All candidates share the folder search/NAME of the selection.
     folders = [name.rpartition("/")[0] for name in scores]
     folder = os.path.commonpath(folders) if folders and all(folders) else ""
@@ -119,8 +120,10 @@ def _selection(
             folder.partition("/")[2],
             better,
         )
-    edges = edges_of_grid(chosen, list(scores))
+    equal = [name for name, score in tried if score is not None and score == best]
+    edges = [] if len(equal) > 1 else edges_of_grid(chosen, list(scores))
     marks = [f"older than its candidates: {better}"] if better else []
+    marks += [f"the first of {len(equal)} with this score"] if len(equal) > 1 else []
     marks += [f"edge of the grid: {', '.join(edges)}"] if edges else []
     shared = {n for n in labels if all(run.labels.get(n) == labels[n] for run in runs.index)}
     described = ", ".join(format_value(labels[n]) for n in labels if n in shared - {"seed"})
@@ -129,7 +132,7 @@ def _selection(
         "selection split": split + (" (also reported!)" if split in reported else ""),
         "metric": metric,
         "selected": chosen[start:] + (f" ({'; '.join(marks)})" if marks else ""),
-        "score": format_value(selection.get("score")),
+        "score": format_value(best),
         "candidates": ", ".join(f"{name[start:]} {score}" for name, score in scores.items()),
         "seeds": ", ".join(map(format_value, sorted(runs["seed"], key=natural_key))),
     }

@@ -243,8 +243,11 @@ def _select(
     if any(_may_be_running(plan.folder / "jobs" / name) for name in superseded):
         return []
     score = f"{choice['metric']} {choice['score']:.4f}"
-    say(f"{selection.name}: selected {choice['chosen']} of {len(candidates)} by {score}")
-    for edge in edges_of_grid(choice["chosen"], [candidate.name for candidate in candidates]):
+    equal = sum(found == choice["score"] for _, found in choice["candidates"])
+    tie = f", the first of {equal} with this score" if equal > 1 else ""
+    say(f"{selection.name}: selected {choice['chosen']} of {len(candidates)} by {score}{tie}")
+    names = [] if tie else [candidate.name for candidate in candidates]
+    for edge in edges_of_grid(choice["chosen"], names):
         say(f"{selection.name}: {edge} values that were tried; try one beyond it")
     plan.jobs.update({name: jobs[name] for name in selection.final_names})
     for name in selection.final_names:  # Reports read the candidates there.
