@@ -201,7 +201,7 @@ class ViT(ImageModel):
         return (self.final_norm(x) if span is None else x), captured
 
     def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
-        """Returns the table, if it is added there (to the input, or in every block); else None."""
+        """Returns the table that all blocks share if `in_every_block`, else the input's; or None."""
         if self.position_embedding is None or self.blocks_share_positions != in_every_block:
             return None
         return self.position_embedding(self.num_tokens)
@@ -214,7 +214,7 @@ class ViT(ImageModel):
         return self.norm(features) if self.norm_after_pooling else features
 
     def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless `pool` does it. Skips stem maps of `layer_outputs`."""
+        """LayerNorm (equation 4), unless `pool` does it. Stem maps [B, H, W, F] pass unchanged."""
         if self.norm is None or self.norm_after_pooling or x.ndim == 4:
             return x
         return self.norm(x)

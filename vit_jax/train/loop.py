@@ -147,7 +147,7 @@ def _run_steps(
                 program, batch = next(feed)
             state, metrics = program.compiled(state, batch, *session.frozen)
             step_log.add(step, metrics, feed.skipped)
-            # Each `paused` checks all metrics so far: no state that is not finite is used or saved.
+            # Each `paused` raises if a metric so far is not finite: no such state leaves the loop.
             if hooks.are_due(step):
                 with step_log.paused():
                     hooks.run(step, state, metrics)
@@ -161,7 +161,7 @@ def _run_steps(
             if stopping or saves.is_due(step):
                 with step_log.paused():
                     saves.save(step, state, step_log.to_json())
-            # If the last step is saved and evaluated, the run is complete: it is not stopped.
+            # A stop at the last step is ignored if it is evaluated, too: the run is complete.
             if stopping and not (session.is_last(step) and evaluations.is_complete(step)):
                 session.wait_for_save()
                 raise Stopped(step)
