@@ -201,7 +201,7 @@ class ViT(ImageModel):
         return (self.final_norm(x) if span is None else x), captured
 
     def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
-        """Returns the table that all blocks share if `in_every_block`, else the input's; or None."""
+        """Returns the table all blocks share if `in_every_block`, else the input's; or None."""
         if self.position_embedding is None or self.blocks_share_positions != in_every_block:
             return None
         return self.position_embedding(self.num_tokens)
