@@ -23,14 +23,14 @@ from vit_jax.config.task import TaskConfig, TaskName
 from vit_jax.errors import ConfigError, PluginError
 from vit_jax.losses import LOSSES, loss_class
 from vit_jax.models.mixer import MIXER
-from vit_jax.models.registry import options_class
+from vit_jax.models.registry import layer_indices, model_options, options_class
 from vit_jax.schema import option
 from vit_jax.tasks.image_task import ImageTask
 
 pytestmark = pytest.mark.usefixtures("own_code")
 
 
-def focal(logits, targets, *, gamma: float = 2.0, mode: Literal["mean", "sum"] = "sum"):
+def own_focal(logits, targets, *, gamma: float = 2.0, mode: Literal["mean", "sum"] = "sum"):
     """The focal loss.
 
     Args:
@@ -47,7 +47,7 @@ def focal(logits, targets, *, gamma: float = 2.0, mode: Literal["mean", "sum"] =
     return losses.sum(-1) if mode == "sum" else losses.mean(-1)
 
 
-def noise(images, key, *, deviation: float = 0.1):
+def own_noise(images, key, *, deviation: float = 0.1):
     """Adds noise."""
     return images + deviation * jax.random.normal(key, images.shape)
 
@@ -67,11 +67,11 @@ def config_of(*overrides):
 
 
 def test_a_loss_of_your_own_has_its_keys_and_its_value_by_hand():
-    assert vit_jax.register_loss(focal) is focal
-    config = config_of("loss.gamma=1", "loss.name=focal", "loss.label_smoothing=0.5")
+    assert vit_jax.register_loss(own_focal) is own_focal
+    config = config_of("loss.gamma=1", "loss.name=own_focal", "loss.label_smoothing=0.5")
     assert "hooks" not in config.to_mapping()
     assert config.to_mapping()["loss"] == {
-        "name": "focal", "label_smoothing": 0.5, "class_weights": "none", "gamma": 1.0,
+        "name": "own_focal", "label_smoothing": 0.5, "class_weights": "none", "gamma": 1.0,
         "mode": "sum",
     }  # fmt: skip
     assert Config.from_mapping(config.to_mapping()) == config
@@ -82,18 +82,18 @@ def test_a_loss_of_your_own_has_its_keys_and_its_value_by_hand():
 
 
 def test_keys_of_your_own_are_in_the_help_and_the_schema(capsys):
-    vit_jax.register_loss(focal)
-    vit_jax.register_augmentation(stage="device")(noise)
+    vit_jax.register_loss(own_focal)
+    vit_jax.register_augmentation(stage="device")(own_noise)
     assert main(["config", "gamma"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     meaning = "how much less an example counts that is classified well."
-    assert f"loss.gamma = 2.0 a number. With loss.name=focal. {meaning}" in text
+    assert f"loss.gamma = 2.0 a number. With loss.name=own_focal. {meaning}" in text
     assert main(["config", "--json_schema"]) == 0
     schema = json.loads(capsys.readouterr().out)["$defs"]
-    assert schema["focal"]["properties"]["gamma"]["default"] == 2.0
-    assert schema["noise"]["properties"]["deviation"]["type"] == "number"
-    assert main(["config", "data.augment.noise"]) == 0
-    assert "data.augment.noise = False true or false. Adds noise." in " ".join(
+    assert schema["own_focal"]["properties"]["gamma"]["default"] == 2.0
+    assert schema["own_noise"]["properties"]["deviation"]["type"] == "number"
+    assert main(["config", "data.augment.own_noise"]) == 0
+    assert "data.augment.own_noise = False true or false. Adds noise." in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -103,12 +103,12 @@ def test_keys_of_your_own_are_in_the_help_and_the_schema(capsys):
     [
         (
             "loss.gama=1",
-            "unknown config key 'loss.gama' for loss 'focal'.*did you mean 'loss.gamma",
+            "unknown config key 'loss.gama' for loss 'own_focal'.*did you mean 'loss.gamma",
         ),
         ("loss.gamma=x", "'loss.gamma' is 'x' .*expected a number"),
         ("loss.mode=max", "'loss.mode' is 'max' .*one of mean, sum"),
-        ("data.augment.noise.deviaton=1", "did you mean 'data.augment.noise.deviation'"),
-        ("data.augment.noize=true", "did you mean 'data.augment.noise'"),
+        ("data.augment.own_noise.deviaton=1", "did you mean 'data.augment.own_noise.deviation'"),
+        ("data.augment.own_noize=true", "did you mean 'data.augment.own_noise'"),
         ("data.augment.crop.name=lift", "'data.augment.crop.name' is 'lift'.*did you mean 'left'"),
         ("hooks.shw.every_steps=1", "'hooks.shw'.*did you mean 'hooks.show'"),
         ("hooks.show.every_steps=0", "'hooks.show.every_steps' is 0; expected a value at least 1"),
@@ -117,8 +117,8 @@ def test_keys_of_your_own_are_in_the_help_and_the_schema(capsys):
     ],
 )
 def test_a_typing_mistake_is_one_line_with_the_key_that_is_meant(override, words):
-    vit_jax.register_loss(focal)
-    vit_jax.register_augmentation(stage="device")(noise)
+    vit_jax.register_loss(own_focal)
+    vit_jax.register_augmentation(stage="device")(own_noise)
     vit_jax.register_augmentation(stage="crop")(left)
 
     @vit_jax.register_hook
@@ -134,26 +134,26 @@ def test_a_typing_mistake_is_one_line_with_the_key_that_is_meant(override, words
         return []
 
     with pytest.raises(ConfigError, match=words):
-        config_of("loss.name=focal", override)
+        config_of("loss.name=own_focal", override)
 
 
 def test_a_wrong_name_lists_your_own():
-    vit_jax.register_loss(focal)
-    with pytest.raises(ConfigError, match=r"'loss.name' is 'focla'.*did you mean 'focal'"):
-        config_of("loss.name=focla", "loss.gamma=1")
+    vit_jax.register_loss(own_focal)
+    with pytest.raises(ConfigError, match=r"'loss.name' is 'own_focla'.*did you mean 'own_focal'"):
+        config_of("loss.name=own_focla", "loss.gamma=1")
 
 
 def test_the_same_module_may_register_a_name_again_and_another_may_not():
-    vit_jax.register_loss(focal)
+    vit_jax.register_loss(own_focal)
 
     def again(logits, targets, *, strength: int = 1):
         return logits[:, 0]
 
-    again.__name__ = "focal"
+    again.__name__ = "own_focal"
     vit_jax.register_loss(again)
-    assert "strength" in LOSSES["focal"].model_fields
+    assert "strength" in LOSSES["own_focal"].model_fields
     again.__module__ = "other.losses"
-    words = f"loss 'focal' of other.losses has the name of one of {__name__}"
+    words = f"loss 'own_focal' of other.losses has the name of one of {__name__}"
     with pytest.raises(PluginError, match=words):
         vit_jax.register_loss(again)
     again.__name__ = "softmax_cross_entropy"
@@ -218,16 +218,16 @@ def test_a_loss_of_the_wrong_shape_or_with_an_error_is_one_line_when_it_is_trace
 
 
 def test_augmentations_of_your_own_by_hand_and_after_pickling():
-    for stage, function in {"device": noise, "host": invert, "crop": left}.items():
+    for stage, function in {"device": own_noise, "host": invert, "crop": left}.items():
         vit_jax.register_augmentation(stage=stage)(function)
     augment = config_of(
-        "data.augment.noise=true", "data.augment.invert.below=10", "data.augment.crop.name=left"
+        "data.augment.own_noise=true", "data.augment.invert.below=10", "data.augment.crop.name=left"
     ).data.augment
-    assert [*augment.operations("host", "device")] == ["invert", "noise"]
+    assert [*augment.operations("host", "device")] == ["invert", "own_noise"]
     pixels = np.full((2, 2, 3), 9, np.uint8)
     pixels[0] = 20
     for made in (augment, None):
-        crop, host, device = augment.crop, augment.invert, augment.noise
+        crop, host, device = augment.crop, augment.invert, augment.own_noise
         if made is None:  # As reader processes get them.
             crop, host, device = pickle.loads(cloudpickle.dumps((crop, host, device)))
         assert crop.box((10, 20), np.random.default_rng(0)) == (0, 0, 5, 20)
@@ -240,8 +240,8 @@ def test_augmentations_of_your_own_by_hand_and_after_pickling():
 
 
 def test_a_loss_of_your_own_keeps_all_its_keys_when_it_is_pickled():
-    vit_jax.register_loss(focal)
-    loss = config_of("loss.name=focal", "loss.gamma=1.5", "loss.label_smoothing=0.1").loss
+    vit_jax.register_loss(own_focal)
+    loss = config_of("loss.name=own_focal", "loss.gamma=1.5", "loss.label_smoothing=0.1").loss
     assert pickle.loads(cloudpickle.dumps(loss)).to_mapping() == loss.to_mapping()
 
 
@@ -298,15 +298,17 @@ def test_an_optimizer_or_a_task_that_lacks_something_is_refused():
         vit_jax.register_task(HalfConfig)(int)  # pyright: ignore
 
 
-def test_an_unknown_model_is_of_no_family_and_a_family_needs_names_of_its_own():
-    twin = dataclasses.replace(MIXER, name="Twin")
-    with pytest.raises(PluginError, match=r"Mixer-\S+ of family Twin \(.*\) is one of family"):
-        vit_jax.register_family(twin)
+def twin(**fields):
+    """A family whose only model is a Mixer."""
     named = {"Twin-B/16": MIXER.sizes["Mixer-B/16"]}
-    twin = dataclasses.replace(
-        MIXER, name="Twin", sizes=named, parse=named.get, shape=lambda o: named[o.name]
-    )
-    vit_jax.register_family(twin)
+    own = {"sizes": named, "parse": named.get, "shape": lambda options: named[options.name]}
+    return dataclasses.replace(MIXER, name="Twin", **own, **fields)
+
+
+def test_an_unknown_model_is_of_no_family_and_a_family_needs_names_of_its_own():
+    with pytest.raises(PluginError, match=r"Mixer-\S+ of family Twin \(.*\) is one of family"):
+        vit_jax.register_family(dataclasses.replace(MIXER, name="Twin"))
+    vit_jax.register_family(twin())
     assert "Twin-B/16" in vit_jax.list_models("twin*")
     assert options_class({"name": "Twin-B/16"}) is MIXER.options
     assert options_class({"name": "auto"}).kind == "any model"
@@ -317,23 +319,20 @@ def test_config_finds_the_options_of_a_family_of_your_own(capsys):
         blinks: int = option(2, at_least=0)
         """How often it blinks."""
 
-    named = {"Twin-B/16": MIXER.sizes["Mixer-B/16"]}
-    vit_jax.register_family(
-        dataclasses.replace(
-            MIXER,
-            name="Twin",
-            options=TwinConfig,
-            sizes=named,
-            parse=named.get,
-            shape=lambda o: named[o.name],
-        )
-    )
+    vit_jax.register_family(twin(options=TwinConfig))
     assert main(["config", "blinks"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert (
         "model.blinks = 2 a whole number, at least 0. How often it blinks. An option of the fam"
         in text
     )
+
+
+def test_the_order_of_layers_of_a_family_of_your_own_is_that_of_no_other_model():
+    vit_jax.register_family(twin(layer_order=("patch_embedding/.*|norm/.*", "blocks/.*")))
+    params = {"patch_embedding": {"bias": np.zeros(2)}, "norm": {"scale": np.zeros(2)}}
+    for name, layer in {"ViT-B/16": 1, "Mixer-B/16": 1, "Twin-B/16": 0}.items():
+        assert layer_indices(params, model_options(name))["norm/scale"] == layer
 
 
 def test_recipes_define_what_they_use(tmp_path):

@@ -1,4 +1,4 @@
-"""A bag of patches on drawn shapes, with the focal loss and noise: seconds on a CPU.
+"""A bag of patches on drawn shapes, with the Poly-1 loss and brightness: seconds on a CPU.
 
 python -m vit_jax train --config=recipe.py --workdir=runs/bag
 """
@@ -10,7 +10,7 @@ def get_config():
     """Returns the config."""
     return {
         "model": {"name": "Bag-64/4"},
-        "loss": {"name": "focal", "gamma": 2.0},
+        "loss": {"name": "poly", "epsilon": 1.0},
         "data": {
             "source": "shapes",
             "shapes": {"side": 24},
@@ -18,7 +18,7 @@ def get_config():
             "image_size": 24,
             "global_batch_size": 50,
             "eval_crop": "resize",
-            "augment": {"crop": {"name": "pad", "pixels": 2}, "noise": {"deviation": 0.05}},
+            "augment": {"crop": {"name": "pad", "pixels": 2}, "brightness": {"most": 0.2}},
         },
         "optimizer": {"learning_rate": 1e-2, "schedule": {"warmup_steps": 20}},
         "train_steps": 200,

@@ -1,4 +1,4 @@
-"""Which gamma of the focal loss? Chosen on a part of train, reported on test with three seeds."""
+"""Which epsilon of the Poly-1 loss? Chosen on a part of train, reported on test, three seeds."""
 
 from vit_jax.sweep import Selection, vary
 
@@ -8,5 +8,5 @@ TEST = {"data.train_split": "train", "evaluation.splits": {"test": "test"}}
 
 def get_sweep():
     """Returns the runs."""
-    gammas = [("recipe.py", {**DEV, **gamma}) for gamma in vary("loss.gamma", [0.0, 2.0])]
-    yield Selection("gamma", gammas, "eval/dev/worst_class", seeds=(0, 1, 2), final_overrides=TEST)
+    runs = [("recipe.py", {**DEV, **epsilon}) for epsilon in vary("loss.epsilon", [0.0, 2.0])]
+    yield Selection("epsilon", runs, "eval/dev/worst_class", seeds=(0, 1, 2), final_overrides=TEST)

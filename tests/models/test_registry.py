@@ -240,7 +240,7 @@ def test_hybrids_of_any_size_are_parsed_from_their_names(name, units, patch):
     ],
 )  # fmt: skip
 def test_layers_are_numbered_in_the_order_of_the_forward_pass(name, layers):
-    found = layer_indices(nnx.to_pure_dict(nnx.state(abstract(name))))
+    found = layer_indices(nnx.to_pure_dict(nnx.state(abstract(name))), model_options(name))
     for parameter, number in layers.items():
         if number is None:
             assert parameter not in found

@@ -149,7 +149,7 @@ def test_every_parameter_gets_a_gradient():
 
 def test_layers_of_each_tower_are_numbered_on_their_own():
     model = abstract("CLIP-ViT-Nano/4", text={"depth": 2})
-    found = layer_indices(nnx.to_pure_dict(nnx.state(model)))
+    found = layer_indices(nnx.to_pure_dict(nnx.state(model)), model.config)
     assert found["image/patch_embedding/kernel"] == found["text/token_embedding"] == 0
     assert found["text/encoder/blocks/mlp/expand/bias"].ravel().tolist() == [1, 2]
     assert found["image/encoder/blocks/mlp/expand/bias"].ravel().tolist() == [1, 2, 3, 4]

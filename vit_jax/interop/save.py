@@ -53,7 +53,7 @@ def save(loaded: Loaded, path: Path, format: str) -> None:
     if format not in formats:
         raise WeightsError(
             f"{loaded.options.name} in format {format}",
-            f"{', '.join(formats)} or {native.NAME} for this model",
+            f"{' or '.join([*formats, native.NAME])} for this model",
             f"use --format={native.NAME}, which holds every model",
         )
     chosen = formats[format]

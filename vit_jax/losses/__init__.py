@@ -88,9 +88,9 @@ def register_loss(function: F) -> F:
         PluginError: parameters that cannot be keys, or a name that another module has registered.
 
     >>> @register_loss  # doctest: +SKIP
-    ... def focal(logits, targets, *, gamma: float = 2.0):
-    ...     p = jax.nn.softmax(logits)
-    ...     return -(targets * (1 - p) ** gamma * jax.nn.log_softmax(logits)).sum(-1)
+    ... def poly(logits, targets, *, epsilon: float = 1.0):
+    ...     p, log_p = jax.nn.softmax(logits), jax.nn.log_softmax(logits)
+    ...     return (targets * (epsilon * (1 - p) - log_p)).sum(-1)
     """
     own = own_function("loss", function, ("logits", "targets"))
     section = section_of_function(own, _OwnLoss, name=(LossName, option(own.name)))

@@ -20,7 +20,7 @@ from vit_jax.models.image_families import (
     is_registered_outside,
 )
 from vit_jax.models.options import AUTO, ModelConfig
-from vit_jax.models.two_towers import TWO_TOWERS
+from vit_jax.models.two_towers import TWO_TOWERS, TwoTowersConfig
 from vit_jax.named_tree import named_leaves
 from vit_jax.plugins import bugs_in_one_line
 from vit_jax.rng import fixed_jax_settings
@@ -239,8 +239,8 @@ def _check_arguments(name: str, options: Mapping[str, Any]) -> None:
             )
 
 
-def layer_indices(params: Any) -> dict[str, np.ndarray]:
-    """Returns the layer index of each parameter, for layer-wise learning rates.
+def layer_indices(params: Any, options: ModelConfig) -> dict[str, np.ndarray]:
+    """Returns the layer index of each parameter of a model, for layer-wise learning rates.
 
     Layer 0 is the embedding. Each block or residual unit is one layer, in the order of the forward
     pass, and the last layer is everything after them: final norm, pooling and head. The towers of a
@@ -250,42 +250,34 @@ def layer_indices(params: Any) -> dict[str, np.ndarray]:
     against the parameter. `params` may have shapes instead of values.
     """
     leaves = named_leaves(params)
+    if not isinstance(options, TwoTowersConfig):
+        return _layers_of(leaves, family_of(options.name).layer_order)
     found: dict[str, np.ndarray] = {}
-    if any(name.startswith("text/") for name in leaves):
-        for tower in ("image/", "text/"):
-            inner = {
-                n.removeprefix(tower): leaf for n, leaf in leaves.items() if n.startswith(tower)
-            }
-            found |= {tower + name: index for name, index in _layers_of(inner).items()}
-    last = max((int(index.max()) for index in found.values()), default=0)
-    rest = {name: leaf for name, leaf in leaves.items() if name not in found}
-    return found | ({name: np.asarray(last) for name in rest} if found else _layers_of(rest))
+    for tower, family in (("image/", family_of(options.image.name)), ("text/", TWO_TOWERS)):
+        inner = {n.removeprefix(tower): leaf for n, leaf in leaves.items() if n.startswith(tower)}
+        layers = _layers_of(inner, family.layer_order)
+        found |= {tower + name: layer for name, layer in layers.items()}
+    last = max(int(layer.max()) for layer in found.values())
+    return dict.fromkeys(leaves, np.asarray(last)) | found
 
 
-def _layers_of(leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the layer index of each parameter of one tower, or of an image model."""
-    order = [pattern for family in families() for pattern in family.layer_order]
-    embeddings = {order.index(family.layer_order[0]) for family in families() if family.layer_order}
-    steps = {name: _first_match(order, name) for name in leaves}
-
-    def is_stacked(name: str) -> bool:
-        return "blocks/" in name and steps[name] not in {None, *embeddings}
-
-    first: dict[int | None, int] = dict.fromkeys(embeddings, 0)
-    layer = 1
-    for step in sorted({step for step in steps.values() if step is not None} - embeddings):
-        first[step] = layer
-        stacks = [leaves[n].shape[0] for n in leaves if steps[n] == step and is_stacked(n)]
-        layer += stacks[0] if stacks else 1
+def _layers_of(leaves: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Returns the layer index of each parameter of an image model or a tower; see `layer_order`."""
+    rest = len(order)
+    steps = {
+        name: next((i for i, p in enumerate(order) if re.fullmatch(p, name)), rest)
+        for name in leaves
+    }
+    stacked = {name for name, step in steps.items() if "blocks/" in name and 0 < step < rest}
+    depths = [0] * (rest + 1)
+    for name, step in steps.items():
+        depths[step] = max(depths[step], leaves[name].shape[0] if name in stacked else 1)
+    starts = np.cumsum([0, *depths])
 
     def number(name: str) -> np.ndarray:
-        start, shape = first.get(steps[name], layer), leaves[name].shape
-        if not is_stacked(name):
+        start, shape = starts[steps[name]], leaves[name].shape
+        if name not in stacked:
             return np.asarray(start)
         return (start + np.arange(shape[0])).reshape(-1, *(1,) * (len(shape) - 1))
 
     return {name: number(name) for name in leaves}
-
-
-def _first_match(patterns: list[str], name: str) -> int | None:
-    return next((i for i, p in enumerate(patterns) if re.fullmatch(p, name)), None)

@@ -399,8 +399,11 @@ TWO_TOWERS = Family(
         (r"(image_|text/)projection/kernel", ("fsdp", "tensor")),
         (r"(image_|text/)projection/bias", ("tensor",)),
     ),
-    # Inside each tower, see `registry.layer_indices`. The other layers are those of a ViT.
-    layer_order=(r"(token|segment)_embedding|positions",),
+    # Of the text tower. The image tower has that of its family.
+    layer_order=(
+        r"(token|segment)_embedding|positions|embedding_norm/.*",
+        *VIT.layer_order[1:],
+    ),
     formats=("towers_npz", "towers_transformers"),
     has_classes=False,
 )

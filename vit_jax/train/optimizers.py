@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 
@@ -98,6 +99,7 @@ def build_optimizer(
     config: OptimizerConfig,
     schedule: optax.Schedule,
     params: Any,
+    layers: Mapping[str, np.ndarray],
     *,
     weight_decay: optax.Schedule | None = None,
     freeze_steps: int | None = None,
@@ -111,6 +113,7 @@ def build_optimizer(
         config: the optimizer section.
         schedule: step -> learning rate.
         params: parameters or their shapes, for masks by name.
+        layers: the layer of each parameter, of `models.registry.layer_indices`.
         weight_decay: step -> weight decay; None: that of the config.
         freeze_steps: number of steps for which `config.freeze` holds; None: all.
     """
@@ -122,8 +125,8 @@ def build_optimizer(
     def chain(delay: int = 0) -> optax.GradientTransformation:
         rate, decay = _delayed(schedule, delay), _delayed(weight_decay, delay)
         if config.averages_parameters:
-            return _schedule_free(config, dict(options), rate, decay, params)
-        return _chain(config, name, options, rate, decay, params)
+            return _schedule_free(config, dict(options), rate, decay, params, layers)
+        return _chain(config, name, options, rate, decay, params, layers)
 
     if not config.freeze:
         return chain()
@@ -177,6 +180,7 @@ def _chain(
     schedule: optax.Schedule,
     weight_decay: optax.Schedule | None,
     params: Any,
+    layers: Mapping[str, np.ndarray],
 ) -> optax.GradientTransformation:
     """Returns clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
     base = _base_optimizer(config, name, options)
@@ -202,7 +206,7 @@ def _chain(
     elif config.weight_decay and name != "lamb":
         parts.append(optax.add_decayed_weights(-config.weight_decay, _mask_fn(config)))
     if config.layer_decay < 1:
-        parts.append(scale_each(layer_scales(params, config.layer_decay)))
+        parts.append(scale_each(layer_scales(layers, config.layer_decay)))
     return optax.chain(*parts, optax.scale_by_schedule(schedule))
 
 
@@ -261,6 +265,7 @@ def _schedule_free(
     schedule: optax.Schedule,
     weight_decay: optax.Schedule | None,
     params: Any,
+    layers: Mapping[str, np.ndarray],
 ) -> optax.GradientTransformation:
     """Returns schedule-free AdamW around the whole chain.
 
@@ -271,7 +276,7 @@ def _schedule_free(
     adam = {"decay": options.pop("b2", 0.999), "eps": options.pop("eps", 1e-8)}
     adam |= {"eps_in_sqrt": False, "bias_correction": True}
     # The wrapper counts steps from 1, as the authors' code.
-    chain = _chain(config, "rmsprop", adam, _delayed(schedule, 1), weight_decay, params)
+    chain = _chain(config, "rmsprop", adam, _delayed(schedule, 1), weight_decay, params, layers)
     return optax.contrib.schedule_free(chain, schedule, **options)
 
 

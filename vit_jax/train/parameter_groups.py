@@ -1,6 +1,7 @@
 """Groups of parameters by name: stacks of layers, decayed, frozen, with a rate of their layer."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,8 +10,7 @@ import optax
 
 from vit_jax.config.optimizer import OptimizerConfig
 from vit_jax.errors import ConfigError, nearest
-from vit_jax.models.registry import layer_indices
-from vit_jax.named_tree import leaf_names, map_named, named_leaves
+from vit_jax.named_tree import leaf_names, map_named
 from vit_jax.parallel.sharding import match_first
 
 # Matches the stack in the name of a parameter that has a leading axis over layers.
@@ -97,27 +97,23 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def scale_each(scales: Any) -> optax.GradientTransformation:
+def scale_each(scales: Mapping[str, np.ndarray]) -> optax.GradientTransformation:
     """Multiplies each update by its scale; `scales` may include frozen parameters."""
-    by_name = named_leaves(scales)
 
     def update(updates: Any, params: Any = None) -> Any:
         del params
-        return map_named(lambda name, u: u * by_name[name].astype(u.dtype), updates)
+        return map_named(lambda name, u: u * scales[name].astype(u.dtype), updates)
 
     return optax.stateless(update)
 
 
-def layer_scales(params: Any, decay: float) -> Any:
+def layer_scales(layers: Mapping[str, np.ndarray], decay: float) -> dict[str, np.ndarray]:
     """Returns the learning-rate factor of each parameter, decay ** (layers below the head).
 
-    The layer of the head has the factor 1. Layers are numbered by `models.registry.layer_indices`.
+    The layer of the head has the factor 1. `layers` are those of `models.registry.layer_indices`.
     Parameters of a stack get a vector over their leading axis.
 
     Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
     """
-    layers = layer_indices(params)
-    last = max(int(number.max()) for number in layers.values())
-    return map_named(
-        lambda name, leaf: np.asarray(decay ** (last - layers[name]), np.float32), params
-    )
+    last = max(int(layer.max()) for layer in layers.values())
+    return {n: np.asarray(decay ** (last - layer), np.float32) for n, layer in layers.items()}

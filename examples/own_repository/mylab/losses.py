@@ -1,4 +1,4 @@
-"""The focal loss."""
+"""The Poly-1 loss."""
 
 import jax
 import jax.numpy as jnp
@@ -7,18 +7,18 @@ import vit_jax
 
 
 @vit_jax.register_loss
-def focal(logits: jax.Array, targets: jax.Array, *, gamma: float = 2.0) -> jax.Array:
-    """Cross-entropy in which examples that are classified well count less.
+def poly(logits: jax.Array, targets: jax.Array, *, epsilon: float = 1.0) -> jax.Array:
+    """Cross-entropy plus the probability that is not on the true class, times epsilon.
 
-    Source: arXiv:1708.02002, equation 4.
+    Source: arXiv:2204.12511, Poly-1.
 
     Args:
         logits: f32[B, C].
         targets: share of each class f32[B, C].
-        gamma: the factor of a class with probability p is (1 - p) ** gamma; 0: cross-entropy.
+        epsilon: weight of the second term; 0: cross-entropy.
 
     Returns:
         The loss of each example f32[B].
     """
     log_p = jax.nn.log_softmax(logits)
-    return -(targets * (1 - jnp.exp(log_p)) ** gamma * log_p).sum(axis=-1)
+    return (targets * (epsilon * (1 - jnp.exp(log_p)) - log_p)).sum(axis=-1)

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mylab.augmentations import noise
-from mylab.losses import focal
+from mylab.augmentations import brightness
+from mylab.losses import poly
 from mylab.metrics import worst_class
 from mylab.rotation import all_turns
 from mylab.sources import shapes
@@ -12,16 +12,20 @@ from mylab.sources import shapes
 import vit_jax
 
 
-def test_the_focal_loss_by_hand():
+def test_the_poly_loss_by_hand():
     logits = jnp.log(jnp.array([[1.0, 3.0]]))  # Probabilities 1/4 and 3/4.
     targets = jnp.array([[0.0, 1.0]])
-    np.testing.assert_allclose(focal(logits, targets, gamma=0.0), [np.log(4 / 3)], rtol=1e-5)
-    np.testing.assert_allclose(focal(logits, targets), [np.log(4 / 3) / 16], rtol=1e-5)
+    np.testing.assert_allclose(poly(logits, targets, epsilon=0.0), [np.log(4 / 3)], rtol=1e-5)
+    np.testing.assert_allclose(poly(logits, targets), [np.log(4 / 3) + 1 / 4], rtol=1e-5)
 
 
-def test_noise_has_its_deviation():
-    found = noise(jnp.zeros((4, 32, 32, 3)), jax.random.key(0), deviation=0.5)
-    np.testing.assert_allclose([found.mean(), found.std()], [0, 0.5], atol=0.02)
+def test_each_image_gets_one_brightness():
+    found = brightness(jnp.zeros((64, 2, 2, 3)), jax.random.key(0), most=0.5)
+    amounts = found[:, 0, 0, 0]
+    np.testing.assert_array_equal(
+        found, jnp.broadcast_to(amounts[:, None, None, None], found.shape)
+    )
+    np.testing.assert_allclose([amounts.min(), amounts.max()], [-0.5, 0.5], atol=0.1)
 
 
 def test_a_bag_does_not_know_where_its_patches_are():

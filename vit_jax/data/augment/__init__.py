@@ -134,8 +134,9 @@ def register_augmentation(*, stage: str) -> Callable[[F], F]:
         PluginError: parameters that cannot be keys, or a name that another module has registered.
 
     >>> @register_augmentation(stage="device")  # doctest: +SKIP
-    ... def noise(images, key, *, deviation: float = 0.1):
-    ...     return images + deviation * jax.random.normal(key, images.shape)
+    ... def brightness(images, key, *, most: float = 0.2):
+    ...     amounts = jax.random.uniform(key, (len(images), 1, 1, 1), minval=-most, maxval=most)
+    ...     return images + amounts
     """
     if stage == "crop":
         return register_crop
