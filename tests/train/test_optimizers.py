@@ -33,16 +33,13 @@ PARAMS = {
     },
     "head": {"linear": {"kernel": jnp.full((2, 2), 1.0), "bias": jnp.full(2, 1.0)}},
 }
+VIT = model_options("ViT-Mini/4")
 GRADS = jax.tree.map(lambda p: 0.5 * jnp.ones_like(p), PARAMS)
-
-
-def layers_of(params):
-    return layer_indices(params, model_options("ViT-Mini/4"))
 
 
 def build(params=PARAMS, rate=0.1, **options):
     config = OptimizerConfig.from_mapping({"learning_rate": 1.0, **options})
-    return build_optimizer(config, optax.constant_schedule(rate), params, layers_of(params))
+    return build_optimizer(config, optax.constant_schedule(rate), params, VIT)
 
 
 def update(grads=GRADS, **options):
@@ -293,7 +290,7 @@ def test_clipping_scales_the_whole_gradient_to_the_norm():
 
 def test_layer_decay_by_hand():
     """Three blocks: embedding 0.5^4, blocks 0.5^3, 0.5^2, 0.5, head 1."""
-    scales = layer_scales(layers_of(PARAMS), 0.5)
+    scales = layer_scales(layer_indices(PARAMS, VIT), 0.5)
     assert scales["patch_embedding/kernel"] == 0.0625
     for name in ("kernel", "bias"):
         found = scales[f"encoder/blocks/mlp/{name}"].squeeze()
@@ -371,7 +368,7 @@ def test_weight_decay_follows_half_a_cosine():
     want = [0.1, 0.5 - 0.4 * (1 + 0.5**0.5) / 2, 0.3, 0.5 - 0.4 * (1 - 0.5**0.5) / 2, 0.5]
     assert [float(schedule(step)) for step in range(5)] == pytest.approx(want)
     rate = optax.constant_schedule(0.1)
-    optimizer = build_optimizer(config, rate, PARAMS, {}, weight_decay=schedule)
+    optimizer = build_optimizer(config, rate, PARAMS, VIT, weight_decay=schedule)
     state, zero = optimizer.init(PARAMS), jax.tree.map(jnp.zeros_like, PARAMS)
     for decay in want[:3]:
         updates, state = optimizer.update(zero, state, PARAMS)
@@ -384,7 +381,7 @@ def test_a_weight_decay_that_changes_needs_an_optimizer_without_its_own():
     config = OptimizerConfig(name="lamb", learning_rate=1.0, end_weight_decay=0.5)
     decay = build_weight_decay(config, 4)
     with pytest.raises(ConfigError, match=r"'optimizer.end_weight_decay' is 0.5 with lamb"):
-        build_optimizer(config, optax.constant_schedule(0.1), PARAMS, {}, weight_decay=decay)
+        build_optimizer(config, optax.constant_schedule(0.1), PARAMS, VIT, weight_decay=decay)
 
 
 def test_parameters_that_are_frozen_for_some_steps_then_start_as_new():
@@ -392,7 +389,7 @@ def test_parameters_that_are_frozen_for_some_steps_then_start_as_new():
     frozen = {"freeze": ("head/.*",), "freeze_steps": 2}
     config = OptimizerConfig(name="adam", learning_rate=1.0, **frozen)
     rate = optax.linear_schedule(0.1, 0.5, 4)
-    optimizer = build_optimizer(config, rate, PARAMS, {}, freeze_steps=2)
+    optimizer = build_optimizer(config, rate, PARAMS, VIT, freeze_steps=2)
     state, found = optimizer.init(PARAMS), []
     for _ in range(3):
         updates, state = optimizer.update(GRADS, state, PARAMS)

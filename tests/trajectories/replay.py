@@ -18,7 +18,6 @@ from flax.traverse_util import unflatten_dict
 
 from vit_jax.config.durations import duration_in_steps
 from vit_jax.config.file import apply_overrides, build_config, read_mapping
-from vit_jax.models.registry import layer_indices
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.train.optimizers import build_optimizer
@@ -93,7 +92,7 @@ class Replay:
             config.optimizer,
             self.program.schedule,
             self.program.abstract.params,
-            layer_indices(self.program.abstract.params, config.model),
+            config.model,
             weight_decay=build_weight_decay(config.optimizer, self.program.total_steps),
             freeze_steps=duration_in_steps(config.optimizer, "freeze", **sizes),
         )

@@ -17,7 +17,7 @@ from vit_jax.models.stacking import save_for_backward
 
 _xavier_uniform = nnx.initializers.xavier_uniform()
 
-# Number of tokens that are not padding, shared or for each example [B]; None: there is no padding.
+# Number of tokens before the padding: one number, or one for each example [B]; None: no padding.
 NumValid = int | Int[Array, " B"] | None
 # Of N queries and M keys. True: the query attends to the key.
 Mask = Bool[Array, "#B 1 N M"]

@@ -158,8 +158,8 @@ def drop_branch(
 def _row_major(x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
     """Makes XLA store each token's features contiguously.
 
-    Each device does this for its own part: to set the layout of a sharded array, XLA would gather
-    the whole array on every device.
+    Each device does it for its own part, because XLA would gather a sharded array as a whole on
+    every device.
     """
 
     def constrained(part: jax.Array) -> jax.Array:

@@ -154,7 +154,8 @@ class ImageModel(nnx.Module):
         found = self.layer_outputs(images, frozenset(chosen)) if chosen else {}
 
         def of_layer(layer: Layer) -> Any:
-            x = self.final_norm(found[layer]) if normalise else found[layer]
+            is_of_stem = isinstance(layer, str)  # Maps of other models have numbers.
+            x = self.final_norm(found[layer]) if normalise and not is_of_stem else found[layer]
             patches, tokens = self.split_prefix(x)
             patches = patches if reshape else patches.reshape(len(x), -1, x.shape[-1])
             return (patches, tokens) if prefix else patches

@@ -88,8 +88,8 @@ class ViT(ImageModel):
         self.registers = learned_tokens(count, width, rngs) if count else None
         table_spec = position_table_spec(options, self.grid, width)  # None: no table.
         table_per_block = options.position_placement == "every_layer"
-        input_spec = None if table_per_block else table_spec
-        self.position_embedding = build_table(input_spec, rngs=rngs) if input_spec else None
+        model_spec, block_spec = (None, table_spec) if table_per_block else (table_spec, None)
+        self.position_embedding = build_table(model_spec, rngs=rngs) if model_spec else None
         self.blocks_share_positions = options.position_placement == "shared"
         # The table may be stored for another grid. Then it is resampled at each call.
         self.stored_grid = (table_spec.stored_grid if table_spec else None) or self.grid
@@ -101,7 +101,7 @@ class ViT(ImageModel):
             block_shape(shape, options),
             options,
             num_tokens=self.num_tokens,
-            position_table=table_spec if table_per_block else None,
+            position_table=block_spec,
             relative=options.position_embedding == "relative",
             platform=platform,
             rngs=rngs,
@@ -164,8 +164,8 @@ class ViT(ImageModel):
         in MAE, pass `position_rows`, one for each token of the result. Without them, all rows of
         the table are added, unless the blocks do it. A key turns dropout on.
         """
-        if position_rows is None:
-            position_rows = self.positions(in_every_block=False)
+        if position_rows is None and not self.blocks_share_positions:
+            position_rows = self.all_position_rows()
         prefix = [
             jnp.broadcast_to(token[...].astype(self.dtype), (len(patches), *token.shape[1:]))
             for token in (self.class_token, self.registers)
@@ -194,17 +194,15 @@ class ViT(ImageModel):
         if self.has_rope and rope is None:
             cos, sin = rope_2d(self.grid, self.head_dim, self.num_prefix)
             rope = jnp.asarray(cos), jnp.asarray(sin)
-        position = self.positions(in_every_block=True)
+        position = self.all_position_rows() if self.blocks_share_positions else None
         x, captured = self.encoder(
             x, position=position, rope=rope, key=key, capture=capture, span=span
         )
         return (self.final_norm(x) if span is None else x), captured
 
-    def positions(self, *, in_every_block: bool) -> Float[Array, "1 N D"] | None:
-        """Returns the table all blocks share if `in_every_block`, else the input's; or None."""
-        if self.position_embedding is None or self.blocks_share_positions != in_every_block:
-            return None
-        return self.position_embedding(self.num_tokens)
+    def all_position_rows(self) -> Float[Array, "1 N D"] | None:
+        """Returns a row of the model's position table for each token; None: it has no table."""
+        return self.position_embedding(self.num_tokens) if self.position_embedding else None
 
     def pool(self, encoded: Float[Array, "B N D"]) -> Float[Array, "B F"]:
         """Returns a vector for each image; F is D, or P * D for pooling "flatten"."""
@@ -213,11 +211,9 @@ class ViT(ImageModel):
         features = pool_tokens(encoded, self.pooling, self.num_prefix)
         return self.norm(features) if self.norm_after_pooling else features
 
-    def final_norm(self, x: Float[Array, "B *N D"]) -> Float[Array, "B *N D"]:
-        """LayerNorm (equation 4), unless `pool` does it. Stem maps [B, H, W, F] pass unchanged."""
-        if self.norm is None or self.norm_after_pooling or x.ndim == 4:
-            return x
-        return self.norm(x)
+    def final_norm(self, x: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
+        """LayerNorm (equation 4), unless the blocks end with one or `pool` does it."""
+        return x if self.norm is None or self.norm_after_pooling else self.norm(x)
 
     def layer_outputs(
         self, images: jax.Array, layers: frozenset[Layer]

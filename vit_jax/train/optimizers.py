@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import optax.contrib
 
 from vit_jax.config.optimizer import SCHEDULE_FREE, OptimizerConfig
 from vit_jax.errors import ConfigError, PluginError, nearest
 from vit_jax.models.heads import is_head
+from vit_jax.models.options import ModelConfig
+from vit_jax.models.registry import layer_indices
 from vit_jax.own_functions import OwnFunction, owner_of
 from vit_jax.registry import Registry
 from vit_jax.schema import describe
@@ -99,7 +100,7 @@ def build_optimizer(
     config: OptimizerConfig,
     schedule: optax.Schedule,
     params: Any,
-    layers: Mapping[str, np.ndarray],
+    model: ModelConfig,
     *,
     weight_decay: optax.Schedule | None = None,
     freeze_steps: int | None = None,
@@ -113,7 +114,7 @@ def build_optimizer(
         config: the optimizer section.
         schedule: step -> learning rate.
         params: parameters or their shapes, for masks by name.
-        layers: the layer of each parameter, of `models.registry.layer_indices`.
+        model: the model section, for rates by layer.
         weight_decay: step -> weight decay; None: that of the config.
         freeze_steps: number of steps for which `config.freeze` holds; None: all.
     """
@@ -125,8 +126,8 @@ def build_optimizer(
     def chain(delay: int = 0) -> optax.GradientTransformation:
         rate, decay = _delayed(schedule, delay), _delayed(weight_decay, delay)
         if config.averages_parameters:
-            return _schedule_free(config, dict(options), rate, decay, params, layers)
-        return _chain(config, name, options, rate, decay, params, layers)
+            return _schedule_free(config, dict(options), rate, decay, params, model)
+        return _chain(config, name, options, rate, decay, params, model)
 
     if not config.freeze:
         return chain()
@@ -180,7 +181,7 @@ def _chain(
     schedule: optax.Schedule,
     weight_decay: optax.Schedule | None,
     params: Any,
-    layers: Mapping[str, np.ndarray],
+    model: ModelConfig,
 ) -> optax.GradientTransformation:
     """Returns clip -> optimizer -> weight decay -> per-layer scale -> schedule."""
     base = _base_optimizer(config, name, options)
@@ -206,6 +207,7 @@ def _chain(
     elif config.weight_decay and name != "lamb":
         parts.append(optax.add_decayed_weights(-config.weight_decay, _mask_fn(config)))
     if config.layer_decay < 1:
+        layers = layer_indices(params, model)
         parts.append(scale_each(layer_scales(layers, config.layer_decay)))
     return optax.chain(*parts, optax.scale_by_schedule(schedule))
 
@@ -265,7 +267,7 @@ def _schedule_free(
     schedule: optax.Schedule,
     weight_decay: optax.Schedule | None,
     params: Any,
-    layers: Mapping[str, np.ndarray],
+    model: ModelConfig,
 ) -> optax.GradientTransformation:
     """Returns schedule-free AdamW around the whole chain.
 
@@ -276,7 +278,7 @@ def _schedule_free(
     adam = {"decay": options.pop("b2", 0.999), "eps": options.pop("eps", 1e-8)}
     adam |= {"eps_in_sqrt": False, "bias_correction": True}
     # The wrapper counts steps from 1, as the authors' code.
-    chain = _chain(config, "rmsprop", adam, _delayed(schedule, 1), weight_decay, params, layers)
+    chain = _chain(config, "rmsprop", adam, _delayed(schedule, 1), weight_decay, params, model)
     return optax.contrib.schedule_free(chain, schedule, **options)
 
 

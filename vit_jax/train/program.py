@@ -25,7 +25,6 @@ from vit_jax.evaluation.loop import EvalStep, jit_eval_step
 from vit_jax.models.activation_sharding import with_mesh
 from vit_jax.models.initial_values import redraw
 from vit_jax.models.options import AUTO
-from vit_jax.models.registry import layer_indices
 from vit_jax.named_tree import named_leaves
 from vit_jax.parallel.mesh import batch_sharding, check_batch_size, platform_of
 from vit_jax.parallel.sharding import shard_arrays
@@ -224,12 +223,11 @@ def _build_program(
     schedule = build_schedule(
         config.optimizer.schedule, config.optimizer.learning_rate, total_steps=total_steps, **sizes
     )
-    shapes = jax.eval_shape(init_params)
     optimizer = build_optimizer(
         config.optimizer,
         schedule,
-        shapes,
-        layer_indices(shapes, config.model),
+        jax.eval_shape(init_params),
+        config.model,
         weight_decay=build_weight_decay(config.optimizer, total_steps),
         freeze_steps=duration_in_steps(config.optimizer, "freeze", **sizes),
     )
