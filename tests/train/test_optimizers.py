@@ -290,6 +290,8 @@ def test_clipping_scales_the_whole_gradient_to_the_norm():
 
 def test_layer_decay_by_hand():
     """Three blocks: embedding 0.5^4, blocks 0.5^3, 0.5^2, 0.5, head 1."""
+    with pytest.raises(ConfigError, match=r"'optimizer\.layer_decay' is 0\.5 with a model without"):
+        layer_scales({"head/linear/bias": np.asarray(0)}, 0.5)
     scales = layer_scales(layer_indices(PARAMS, VIT), 0.5)
     assert scales["patch_embedding/kernel"] == 0.0625
     for name in ("kernel", "bias"):

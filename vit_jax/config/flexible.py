@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.config.task import check_values
 from vit_jax.errors import ConfigError
-from vit_jax.models.options import AUTO, with_patch_size
+from vit_jax.models.options import AUTO, ModelConfig, with_patch_size
 from vit_jax.schema import Section, check_at_most_one, option
 
 # Fewest patches of a sequence: a grid of 2 x 2.
@@ -79,13 +79,7 @@ def check_flexible(config: Any) -> None:
     sizes = config.flexible.patch_sizes
     if not sizes or model.name == AUTO:
         return
-    if not hasattr(model, "patch_kernel_size") or with_patch_size(model.name, 1) is None:
-        raise ConfigError(
-            f"is given with {model.name}, {model.kind}",
-            "a ViT without a stem, such as ViT-B/16",
-            "set model.name, or leave it out",
-            key="flexible.patch_sizes",
-        )
+    _check_is_plain_vit(model, "flexible.patch_sizes")
     for size in sizes:
         if side % size:
             divisors = [n for n in range(1, side + 1) if side % n == 0]
@@ -107,6 +101,16 @@ def check_flexible(config: Any) -> None:
             )
 
 
+def _check_is_plain_vit(model: ModelConfig, key: str) -> None:
+    if not hasattr(model, "patch_kernel_size") or with_patch_size(model.name, 1) is None:
+        raise ConfigError(
+            f"is given with {model.name}, {model.kind}",
+            "a ViT without a stem, such as ViT-B/16",
+            "set model.name, or leave it out",
+            key=key,
+        )
+
+
 def _check_sequences(config: Any) -> None:
     """Raises ConfigError if a run cannot have sequences of patches."""
     model, longest = config.model, config.data.sequence_length
@@ -120,13 +124,7 @@ def _check_sequences(config: Any) -> None:
         )
     if model.name == AUTO:
         return
-    if not hasattr(model, "patch_kernel_size") or with_patch_size(model.name, 1) is None:
-        raise ConfigError(
-            f"is given with {model.name}, {model.kind}",
-            "a ViT without a stem, such as ViT-B/16",
-            "set model.name, or leave it out",
-            key="data.sequence_length",
-        )
+    _check_is_plain_vit(model, "data.sequence_length")
     allowed = {
         "task.name": ("classification",),
         "model.position_embedding": ("learned_1d", "none"),

@@ -227,7 +227,8 @@ class Family:
         sharding_rules: which mesh axis each dimension of a parameter is split over.
         layer_order: regular expressions over whole parameter names, in the order of the forward
             pass. Each matches one layer, or all layers of a scanned stack (`blocks`). Parameters
-            that none of them matches (final norm, head) are the last layer. Empty: a head alone.
+            that none of them matches (final norm, head) are the last layer. Without an order,
+            `optimizer.layer_decay` is refused.
         formats: modules of `vit_jax.interop` that read and write published weights.
         stack: (options, (height, width) of the images) -> sizes of the stack of layers, by which a
             run chooses how to execute it; None: the options `scan` and `remat` mean True and "none"
