@@ -47,6 +47,26 @@ def steps_of(folder):
     return [row for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row]
 
 
+def losses_of(folder):
+    """Step -> loss of a training step, in metrics.jsonl."""
+    return {row["step"]: row["train/loss"] for row in steps_of(folder)}
+
+
+def stop_in_evaluation(evaluator, call, step, config, workdir, monkeypatch):
+    """Trains until the evaluator's n-th call, at a step, in which the run is told to stop."""
+    stop, calls, original = StopSignals(), [], evaluator.__call__
+
+    def evaluate(*arguments, **options):
+        calls.append(1)
+        stop.requested = len(calls) == call
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator, "__call__", evaluate)
+        with pytest.raises(Stopped, match=f"step {step}"):
+            train(config, workdir, stop)
+
+
 def assert_resumes(config, finished, want, tmp_path, monkeypatch, step=2):
     """A run stopped after a step has the losses and the result of the finished one."""
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"step {step}"):

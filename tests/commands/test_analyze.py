@@ -121,7 +121,6 @@ def test_by_default_all_analyses_that_apply_to_the_model_run(tmp_path, capsys, c
         (["--images=EMPTY/../text.png"], "unreadable image of 5 bytes"),
         (["--images=EMPTY", "--dataset=cifar10"], "--images and --dataset; expected one of them"),
         (["--dataset=no_such_set", "--data_dir=EMPTY"], "no_such_set"),
-        (["--what=filters", "--output=EMPTY/../text.png"], "text.png is a file; expected a folder"),
         (["--num_images=0"], "'0' is not a positive whole number"),
     ],
 )

@@ -13,8 +13,6 @@ from vit_jax.data.augment.three_augment import ThreeAugment
 from vit_jax.data.boxes import central_box
 from vit_jax.data.crops import CROPS
 from vit_jax.data.crops.inception import paper_box, torchvision_box
-from vit_jax.data.crops.random_square import RandomSquare
-from vit_jax.data.crops.squash_random import SquashRandom
 from vit_jax.data.jpeg import UnsupportedJpegError
 from vit_jax.data.randaugment_timm import randaugment_timm
 from vit_jax.data.resize import resize
@@ -57,39 +55,11 @@ def test_pad_crop_shifts_the_image_by_the_drawn_pixels_and_fills_with_black():
     assert {dx for dx, _ in seen} == {dy for _, dy in seen} == {-2, -1, 0, 1, 2}
 
 
-def test_resize_crop_only_squashes_the_image():
-    pixels = noise(30, 60)
-    np.testing.assert_array_equal(train(encode(pixels), 24, crop="resize"), resize(pixels, 24))
-
-
-def test_a_random_square_keeps_the_shape_and_squash_random_does_not():
-    pixels = noise(30, 60)
-    left, _, right, _ = RandomSquare().box((60, 30), np.random.default_rng(3))
-    assert (right - left, left) != (30, 15)
-    found = train(encode(pixels), 24, 3, crop="random_square")
-    np.testing.assert_array_equal(found, resize(pixels[:, left:right], 24))
-    # BiT's: 4/5 of both sides.
-    left, top, right, bottom = SquashRandom(fraction=0.8).box((60, 30), np.random.default_rng(3))
-    assert (right - left, bottom - top) == (48, 24)
-    found = train(encode(pixels), 24, 3, crop="squash_random", fraction=0.8)
-    np.testing.assert_array_equal(found, resize(pixels[top:bottom, left:right], 24))
-
-
 def test_central_crop_equals_that_of_evaluation():
     encoded = encode(noise(60, 90))
     for fraction in (0.875, 0.5):
         found = train(encoded, 24, crop="central", fraction=fraction)
         np.testing.assert_array_equal(found, evaluate(encoded, 24, central_fraction=fraction))
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "top", "left"),
-    [(256, 256, 16, 16), (256, 512, 16, 144), (400, 256, 88, 16)],
-)
-def test_central_crop_of_a_short_side_of_256_is_the_middle_224(height, width, top, left):
-    pixels = noise(height, width)
-    expected = pixels[top : top + 224, left : left + 224]
-    np.testing.assert_array_equal(evaluate(encode(pixels), 224), expected)
 
 
 def test_central_crop_is_resize_small_and_crop_in_one_step():

@@ -5,7 +5,7 @@ from jax.sharding import PartitionSpec
 
 from vit_jax.config.mesh import MeshConfig
 from vit_jax.errors import ConfigError
-from vit_jax.parallel.mesh import batch_sharding, check_batch_size, host_rows, make_mesh, to_devices
+from vit_jax.parallel.mesh import batch_sharding, check_batch_size, make_mesh, to_devices
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,6 @@ def test_batches_are_sharded_over_data_and_fsdp_but_not_tensor():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "batch", "parts"),
-    [({}, 8, 1), ({}, 24, 3), ({"tensor": 8}, 1, 1), ({"fsdp": 2, "tensor": 2}, 12, 3)],
-)
-def test_a_batch_that_divides_evenly_is_accepted(sizes, batch, parts):
-    check_batch_size(mesh_of(8, **sizes), batch, "data.global_batch_size", parts)
-
-
-@pytest.mark.parametrize(
     ("sizes", "batch", "parts", "message"),
     [
         ({}, 20, 1, "is 20 on 8 devices; expected a multiple of 8; use 16 or 24"),
@@ -66,10 +58,6 @@ def test_a_batch_that_does_not_divide_is_an_error_with_sizes_that_do(sizes, batc
     with pytest.raises(ConfigError) as caught:
         check_batch_size(mesh_of(8, **sizes), batch, "evaluation.batch_size", parts)
     assert str(caught.value) == f"evaluation.batch_size {message}"
-
-
-def test_one_host_holds_all_rows():
-    assert host_rows(make_mesh(MeshConfig()), 24) == range(24)
 
 
 def test_a_batch_is_not_changed_by_sharding():

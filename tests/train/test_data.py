@@ -128,18 +128,6 @@ def test_a_resumed_run_says_that_its_evaluation_data_have_changed(photos, tmp_pa
         assert (words in caplog.text) == changed
 
 
-@pytest.mark.slow
-def test_a_run_does_not_resume_with_other_photos(photos, tmp_path):
-    workdir = tmp_path / "run"
-    train(folder_config(photos), workdir, StopSignals())
-    (workdir / "result.json").unlink()
-    (photos / "ant" / "009.png").write_bytes(encoded(99, (30, 30), "BMP"))
-    before = sorted(p.name for p in workdir.rglob("*"))
-    with pytest.raises(DataError, match="restore the dataset that the run started with"):
-        train(folder_config(photos), workdir, StopSignals())
-    assert sorted(p.name for p in workdir.rglob("*")) == before
-
-
 def test_a_run_does_not_resume_with_another_order(photos, tmp_path, monkeypatch):
     """A version of the order is saved only where the order is computed."""
     small, large = tmp_path / "small", tmp_path / "large"

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from task_runs import digits_config
+from task_runs import digits_config, stop_in_evaluation
 
 from vit_jax.__main__ import main
 from vit_jax.config.data import DataConfig
@@ -16,7 +16,7 @@ from vit_jax.models.registry import model_options
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 FEWSHOT = [
     "fewshot.datasets.numbers.name=digits", "fewshot.datasets.numbers.crop=resize",
@@ -67,23 +67,13 @@ def test_the_fewshot_command_gives_the_same_figures(reference, digits_dir, capsy
     assert figures(again) == pytest.approx(figures(result), abs=1 / 100)
 
 
-@pytest.mark.parametrize(("call", "step"), [pytest.param(1, 10, marks=pytest.mark.slow), (2, 20)])
+@pytest.mark.parametrize(("call", "step"), [(1, 10), (2, 20)])
 @pytest.mark.slow
 def test_after_a_stop_during_an_evaluation_only_that_evaluation_is_repeated(
     reference, digits_dir, tmp_path, monkeypatch, call, step
 ):
-    original, calls, stop = FrozenEvaluator.__call__, [], StopSignals()
-
-    def evaluate(self, params, stopping):
-        calls.append(1)
-        stop.requested = len(calls) == call
-        return original(self, params, stopping)
-
     config = digits_config(digits_dir, *FEWSHOT)
-    with monkeypatch.context() as patch:
-        patch.setattr(FrozenEvaluator, "__call__", evaluate)
-        with pytest.raises(Stopped, match=f"step {step}"):
-            train(config, tmp_path, stop)
+    stop_in_evaluation(FrozenEvaluator, call, step, config, tmp_path, monkeypatch)
     assert len(found(tmp_path)) == call - 1
     result = train(config, tmp_path, StopSignals())
     assert found(tmp_path) == found(reference[0])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from interop.files import tiny, write_npz
 from shared_programs import shared_program, stop_after
-from task_runs import steps_of
 from weight_files import parameters, random_loaded, random_weights
 
 from vit_jax.config.file import load_config
@@ -230,9 +229,8 @@ def test_a_run_resumes_bit_for_bit_without_its_weights_file(tmp_path, npz, digit
     assert again == config
     got = train(again, tmp_path / "stopped", StopSignals())
     assert got["eval/test/loss"] == want["eval/test/loss"]
-    losses = [{r["step"]: r["train/loss"] for r in steps_of(f)} for f in (reference, stopped)]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 6
+    assert losses_of(stopped) == losses_of(reference)
+    assert len(losses_of(stopped)) == 6
     got, want = (parameters(load(folder / "checkpoints" / "6")) for folder in (stopped, reference))
     jax.tree.map(np.testing.assert_array_equal, got, want)
     assert json.loads((tmp_path / "stopped" / "init.json").read_text()) == written

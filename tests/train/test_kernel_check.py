@@ -224,15 +224,6 @@ def test_nothing_is_compared_without_a_tpu_or_for_a_kernel_that_was_requested(
     assert check_kernel(built(), tmp_path) is None
 
 
-def test_a_plan_compares_nothing(monkeypatch):
-    never_compare(monkeypatch)
-    config = config_of()
-    planned = build_program(
-        config, make_mesh(config.mesh), num_classes=10, num_examples=80, planned=True
-    )
-    assert {c.split.tokens for c in kernel_check._calls(planned)} == {5}
-
-
 @pytest.fixture
 def built_configs(monkeypatch):
     """The models for which loop and microbatches are chosen, in turn."""

@@ -5,14 +5,14 @@ import tempfile
 
 import jax
 import pytest
-from task_runs import digits_config, program_of
+from task_runs import digits_config, program_of, stop_in_evaluation
 
 from vit_jax.errors import ConfigError, NonFiniteError
 from vit_jax.evaluation.splits import SplitEvaluator
 from vit_jax.run.metrics import read_metrics
 from vit_jax.train import trace
 from vit_jax.train.loop import train
-from vit_jax.train.signals import Stopped, StopSignals
+from vit_jax.train.signals import StopSignals
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +42,6 @@ def damaged(finished, tmp_path):
     return tmp_path / "copy", finished[1]
 
 
-def stop_in_evaluation(config, workdir, monkeypatch, number=1):
-    stop, calls = StopSignals(), []
-    original = SplitEvaluator.__call__
-
-    def evaluate(self, eval_step, params, **options):
-        calls.append(1)
-        stop.requested = len(calls) == number
-        return original(self, eval_step, params, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SplitEvaluator, "__call__", evaluate)
-        with pytest.raises(Stopped, match=f"step {10 * number}"):
-            train(config, workdir, stop)
-
-
 @pytest.mark.slow
 def test_metrics_of_an_evaluation_that_are_not_finite_are_named(
     config, tmp_path, monkeypatch, caplog
@@ -80,7 +65,7 @@ def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
 ):
     (reference, want), stopped = finished, tmp_path
     for _ in range(2):  # Once more in the evaluation that the next session makes up for.
-        stop_in_evaluation(config, stopped, monkeypatch)
+        stop_in_evaluation(SplitEvaluator, 1, 10, config, stopped, monkeypatch)
     assert rows(stopped, "eval/") == []
     got = train(config, stopped, StopSignals())
     assert [row["step"] for row in rows(stopped, "eval/")] == [10, 20]
@@ -93,7 +78,7 @@ def test_a_stop_during_an_evaluation_saves_and_the_next_session_evaluates(
 def test_after_a_stop_during_the_last_evaluation_only_that_evaluation_is_repeated(
     config, tmp_path, monkeypatch
 ):
-    stop_in_evaluation(config, tmp_path, monkeypatch, 2)
+    stop_in_evaluation(SplitEvaluator, 2, 20, config, tmp_path, monkeypatch)
     result = train(config, tmp_path, StopSignals())
     assert result["step"] == 20
     batch_size = config.data.global_batch_size
@@ -153,7 +138,8 @@ def test_a_resumed_run_warns_of_steps_that_were_not_traced(
     traced_before, config, tmp_path, monkeypatch, caplog
 ):
     traces = config.replace(profile=config.profile.replace(steps="3:4"))
-    stop_in_evaluation(traces if traced_before else config, tmp_path, monkeypatch)
+    first = traces if traced_before else config
+    stop_in_evaluation(SplitEvaluator, 1, 10, first, tmp_path, monkeypatch)
     train(traces, tmp_path, StopSignals())
     warned = [line for line in caplog.messages if line.startswith("no profile")]
     assert warned == ["no profile of steps 3 to 4: the run is at step 10"] * (not traced_before)

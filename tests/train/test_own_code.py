@@ -10,14 +10,13 @@ import pytest
 from flax import nnx
 from own_code import own_code  # noqa: F401
 from shared_programs import stop_after
-from task_runs import digits_config
+from task_runs import digits_config, losses_of
 
 import vit_jax
 from vit_jax.config.run import Config
 from vit_jax.config.task import TaskConfig, TaskName
 from vit_jax.data.device import to_unit_range
 from vit_jax.errors import PluginError, UserError
-from vit_jax.run.metrics import read_metrics
 from vit_jax.schema import option
 from vit_jax.tasks.image_task import LabelTask
 from vit_jax.train.loop import train
@@ -41,11 +40,6 @@ def config(digits_dir):
         checkpoint={"interval_steps": 2},
         logging={"interval_steps": 1},
     )
-
-
-def losses_of(folder):
-    rows = read_metrics(folder / "metrics.jsonl")
-    return {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
 
 
 def test_a_copy_of_ours_from_outside_trains_to_the_same_numbers(config, tmp_path):

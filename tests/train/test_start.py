@@ -25,7 +25,3 @@ def test_a_damaged_data_position_is_not_taken_for_another_dataset(damage):
         start._check_position(POSITION | damage, POSITION, 4)
     assert caught.value.got.startswith("the data position of the checkpoint of step 4 is damaged")
     assert caught.value.fix == "remove the folder checkpoints/4 to go back to the one before"
-
-
-def test_the_position_in_another_dataset_is_not_damaged():
-    start._check_position(POSITION | {"fingerprint": "cd", "seed": 1}, POSITION, 4)

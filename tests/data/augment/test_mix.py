@@ -24,15 +24,6 @@ def test_mixup_blends_each_example_with_the_one_before_it():
     np.testing.assert_array_equal(labels, expected)
 
 
-@pytest.mark.parametrize("function", [mixup, cutmix])
-def test_a_mixup_share_of_one_changes_nothing(function):
-    key = () if function is mixup else (jax.random.key(0),)
-    images = jnp.arange(54, dtype=jnp.float32).reshape(3, 2, 3, 3)
-    found, labels = function(images, jnp.eye(3), share(1), *key)
-    np.testing.assert_array_equal(found, images)
-    np.testing.assert_array_equal(labels, np.eye(3))
-
-
 def test_cutmix_pastes_one_box_of_the_previous_example_and_mixes_labels_by_area():
     originals = constant_images([0.0, 1.0, 2.0], side=16)
     keys = jax.random.split(jax.random.key(0), 20)

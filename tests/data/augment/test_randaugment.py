@@ -52,30 +52,14 @@ def test_the_goldens_cover_every_operation_except_cutout():
 
 
 ROW = [[0, 16, 31, 100, 127, 128, 200, 255]]
-RAMP = np.arange(8)[None, :] * 10 + np.arange(4)[:, None]  # 4 high, 8 wide, no two pixels alike.
 GRAY = 128
 
 
 @pytest.mark.parametrize(
     ("name", "level", "expected"),
     [
-        ("invert", 1.0, [255, 239, 224, 155, 128, 127, 55, 0]),
-        # 1, 2 and 8 bits.
-        ("posterize", 0.0, [0, 0, 0, 0, 0, 128, 128, 128]),
-        ("posterize", 0.5, [0, 0, 0, 64, 64, 128, 192, 192]),
-        ("posterize", 3.0, [0, 16, 31, 100, 127, 128, 200, 255]),
-        # From 0, 128, then 256 and 384 modulo 256 on.
-        ("solarize", 0.0, [255, 239, 224, 155, 128, 127, 55, 0]),
-        ("solarize", 0.5, [0, 16, 31, 100, 127, 127, 55, 0]),
-        ("solarize", 1.0, [255, 239, 224, 155, 128, 127, 55, 0]),
-        ("solarize", 1.5, [0, 16, 31, 100, 127, 127, 55, 0]),
-        # 110 and 330 more below 128.
-        ("solarize_add", 1.0, [110, 126, 141, 210, 237, 128, 200, 255]),
-        ("solarize_add", 3.0, [255, 255, 255, 255, 255, 128, 200, 255]),
-        # Times 0.1 and 1.9.
-        ("brightness", 0.0, [0, 1, 3, 10, 12, 12, 20, 25]),
-        ("brightness", 1.0, [0, 30, 58, 190, 241, 243, 255, 255]),
-        ("color", 1.0, [0, 16, 31, 100, 127, 128, 200, 255]),  # Grays have no colour to change.
+        ("posterize", 3.0, [0, 16, 31, 100, 127, 128, 200, 255]),  # 8 bits.
+        ("solarize_add", 3.0, [255, 255, 255, 255, 255, 128, 200, 255]),  # 330 more below 128.
     ],
 )
 def test_pixel_values_by_hand(name, level, expected):
@@ -105,11 +89,6 @@ def test_cutout_at_level_zero_changes_nothing_and_never_its_input():
         OPERATIONS["cutout"](image, level, np.random.default_rng(0))
         assert image.getextrema() == ((0, 0),) * 3
     assert (apply("cutout", np.zeros((56, 56)), 0.0, 3, 4) == 0).all()
-
-
-@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
-def test_geometry_at_level_zero_changes_nothing(name):
-    np.testing.assert_array_equal(apply(name, RAMP, 0.0, 1), RAMP)
 
 
 @pytest.mark.parametrize("name", list(OPERATIONS))
