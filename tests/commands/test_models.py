@@ -99,6 +99,7 @@ def test_complexity_prints_a_table_of_layers(show):
         (["ViT-B/16", "BiT-R50"], "did you mean 'BiT-R50x1'?"),
         (["ViT-B/16", "--image_size=23"], "23x23 with patch size 16; expected a multiple of 16;"),
         (["BiT-R50x1", "--complexity"], "a ViT or a hybrid; e.g. ViT-B/16"),
+        (["Mixer-B/16", "--complexity"], "Mixer-B/16, which has no self-attention; expected "),
         (["BiT-R50x1", "--model.dropout=0.1"], "unknown config key 'model.dropout' for a ResNet"),
         (["--model.width=100", "ViT-B/16"], "width 100 with 12 heads; "),
         (["--model.pooling=sum"], "'pooling' is 'sum' (str); expected one of token, "),

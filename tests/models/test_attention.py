@@ -131,18 +131,6 @@ def test_attend_by_hand():
     np.testing.assert_allclose(weights.squeeze(), [0.25, 0.75], rtol=1e-6)
 
 
-def test_padding_keys_get_no_weight_and_leave_the_rest_unchanged():
-    q, k, v = random_qkv()
-    widths = ((0, 0), (0, 1), (0, 0), (0, 0))
-    padded = [jnp.asarray(np.pad(x, widths, constant_values=7)) for x in (q, k, v)]
-    for implementation in ("xla", "einsum"):
-        want = jitted(attend, implementation=implementation)(q, k, v)
-        got = jitted(attend, implementation=implementation, num_valid=5)(*padded)
-        np.testing.assert_allclose(got[:, :5], want, rtol=1e-6, atol=1e-6)
-    weights = jitted(attention_weights, num_valid=5)(padded[0], padded[1])
-    assert np.abs(np.asarray(weights)[..., 5]).max() == 0
-
-
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
 def test_masked_keys_get_no_weight(implementation):
     """The Pallas kernel takes no mask, so that another one is used in its place."""

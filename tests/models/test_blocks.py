@@ -57,7 +57,6 @@ def test_swiglu_has_about_as_many_parameters_as_the_plain_mlp():
         ("post", None, [1, -1]),  # norm(x + 2 x) = norm([9, 3])
         ("res_post", None, [3 + 1, 1 - 1]),  # x + norm(2 x)
         ("pre", 0.5, [3 + 1, 1 - 1]),
-        ("post", 0.5, [1, -1]),
         ("res_post", 0.5, [3 + 0.5, 1 - 0.5]),  # The scale comes after the norm.
     ],
 )

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.errors import ModelError
 from vit_jax.models.complexity import KINDS, Cost, Layer, comparable_layers, count
 from vit_jax.models.flops import count_macs
 from vit_jax.models.registry import model_options
@@ -92,18 +91,3 @@ def test_layers_have_the_model_s_sizes():
         assert (layer.width, layer.num_heads, layer.grid, layer.num_prefix) == (384, 6, (4, 4), 5)
     (attention, grid, *_) = comparable_layers(model_options("R50+ViT-B/32", pooling="gap"), 224)
     assert (attention.tokens, grid.tokens, attention.width) == (49, 49, 768)
-
-
-@pytest.mark.parametrize("name", ["BiT-R50x1", "Mixer-B/16"])
-def test_a_model_without_self_attention_is_refused(name):
-    with pytest.raises(ModelError, match=f"{name}, which has no self-attention; .* ViT-B/16"):
-        comparable_layers(model_options(name), 224)
-
-
-def test_sizes_that_do_not_fit_together_are_refused():
-    with pytest.raises(ModelError, match="a multiple of 16"):
-        comparable_layers(model_options("ViT-B/16"), 100)
-
-
-def test_prefix_tokens_count_except_for_grid_convolutions():
-    assert [Layer(kind, 8, 1, (2, 2), 3).tokens for kind in KINDS] == [7, 4, 7, 7]

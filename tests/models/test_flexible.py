@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from flax.traverse_util import unflatten_dict
-from random_models import assert_every_parameter_gets_a_gradient, random_model
+from random_models import assert_every_parameter_gets_a_gradient, random_images, random_model
 
 from vit_jax.errors import ModelError
 from vit_jax.models.embedding import kernel_resize_matrix
@@ -27,10 +27,6 @@ def parameters(model):
     return {n: np.asarray(a) for n, a in named_leaves(nnx.to_pure_dict(nnx.state(model))).items()}
 
 
-def images(size, seed=1):
-    return np.random.default_rng(seed).uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
-
-
 def test_the_matrix_of_two_pixels_resized_to_four():
     """Bilinear: the new pixels lie at -1/4, 1/4, 3/4 and 5/4 of the old ones, clamped."""
     bilinear = np.array([[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
@@ -47,10 +43,10 @@ def test_the_matrix_of_two_pixels_resized_to_four():
 def test_larger_patches_of_a_larger_image_give_the_same_logits(pooling):
     """arXiv:2212.08013, section 3.4: resizing patches and kernel leaves the embedding unchanged."""
     small, large = flexible(4, 8, pooling=pooling), flexible(8, 16, pooling=pooling)
-    patches = images(8).reshape(2, 2, 4, 2, 4, 3).swapaxes(2, 3).reshape(-1, 4, 4, 3)
+    patches = random_images(size=8).reshape(2, 2, 4, 2, 4, 3).swapaxes(2, 3).reshape(-1, 4, 4, 3)
     enlarged = jax.image.resize(patches, (8, 8, 8, 3), "linear", antialias=False)
     enlarged = enlarged.reshape(2, 2, 2, 8, 8, 3).swapaxes(2, 3).reshape(2, 16, 16, 3)
-    np.testing.assert_allclose(large(enlarged), small(images(8)), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(large(enlarged), small(random_images(size=8)), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("patch_size", [2, pytest.param(8, marks=pytest.mark.slow)])
@@ -70,7 +66,7 @@ def test_the_model_equals_a_plain_vit_with_the_resized_kernel_and_table(patch_si
     }
     params = jax.tree.map(jnp.asarray, unflatten_dict({**stored, **resized}, sep="/"))
     plain = nnx.merge(nnx.split(plain)[0], params)
-    np.testing.assert_allclose(model(images(16)), plain(images(16)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model(random_images()), plain(random_images()), rtol=1e-5, atol=1e-5)
 
 
 def test_all_sizes_have_the_same_parameters_and_their_own_cost():
@@ -89,7 +85,7 @@ def test_all_sizes_have_the_same_parameters_and_their_own_cost():
 
 @pytest.mark.slow
 def test_every_stored_parameter_gets_a_gradient():
-    assert_every_parameter_gets_a_gradient(flexible(8, 16), images(16))
+    assert_every_parameter_gets_a_gradient(flexible(8, 16), random_images())
 
 
 def test_a_stored_grid_needs_a_table_for_every_position():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from models.test_flexible import SIZES
-from random_models import random_model
+from random_models import random_images, random_model
 
 from vit_jax.errors import ModelError
 from vit_jax.models.embedding import interpolated_positions
@@ -30,11 +30,6 @@ def as_patches(images, length):
     return Patches(jnp.asarray(noise), jnp.asarray(grid))
 
 
-def images(height, width, batch=2):
-    rng = np.random.default_rng(1)
-    return rng.uniform(-1, 1, (batch, height, width, 3)).astype(np.float32)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -45,9 +40,9 @@ def images(height, width, batch=2):
 )
 def test_a_square_image_equals_the_plain_vit_and_padding_changes_nothing(options):
     model = model_of(**options)
-    want = model(images(16, 16))
+    want = model(random_images())
     run = jax.jit(lambda patches: apply(model, patches))
-    fits, padded = run(as_patches(images(16, 16), 16)), run(as_patches(images(16, 16), 23))
+    fits, padded = run(as_patches(random_images(), 16)), run(as_patches(random_images(), 23))
     np.testing.assert_allclose(fits, want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
     np.testing.assert_allclose(padded, fits, rtol=1e-5, atol=1e-6 * np.abs(want).max())
 
@@ -55,7 +50,7 @@ def test_a_square_image_equals_the_plain_vit_and_padding_changes_nothing(options
 @pytest.mark.parametrize("implementation", ["xla", "einsum"])
 def test_images_of_two_shapes_in_one_batch_are_as_by_themselves(implementation):
     model = model_of(pooling="gap", attention_implementation=implementation)
-    wide, tall = as_patches(images(8, 24, 1), 14), as_patches(images(16, 4, 1), 14)
+    wide, tall = (as_patches(random_images(1, size), 14) for size in ((8, 24), (16, 4)))
     both = Patches(*(jnp.concatenate(pair) for pair in zip(wide, tall, strict=True)))
     apart = [apply(model, one)[0] for one in (wide, tall)]
     np.testing.assert_allclose(apply(model, both), jnp.stack(apart), rtol=1e-5, atol=1e-5)
@@ -65,7 +60,7 @@ def test_images_of_two_shapes_in_one_batch_are_as_by_themselves(implementation):
 @pytest.mark.slow
 def test_padding_gets_no_gradient():
     model = model_of(pooling="map")
-    batch = as_patches(images(8, 16), 12)
+    batch = as_patches(random_images(size=(8, 16)), 12)
     grads = jax.grad(lambda x: jnp.sum(apply(model, batch._replace(patches=x)) ** 2))(batch.patches)
     assert np.all(np.asarray(grads[:, 8:]) == 0)
     assert np.all(np.abs(np.asarray(grads[:, :8])).max(-1) > 0)
@@ -103,4 +98,4 @@ def test_the_grid_that_fits(size, length, want):
 )
 def test_models_without_sequences_of_patches_say_so(options, message):
     with pytest.raises(ModelError, match=message):
-        apply(model_of(**options), as_patches(images(16, 16), 16))
+        apply(model_of(**options), as_patches(random_images(), 16))

@@ -5,7 +5,7 @@ from flax import nnx
 from random_models import run
 
 from vit_jax.models.embedding import TableSpec, build_table, sincos_2d, sincos_2d_mae
-from vit_jax.models.position import RelativeBias, rope_2d, rotate
+from vit_jax.models.position import rope_2d, rotate
 
 
 def test_sincos_by_hand():
@@ -40,14 +40,6 @@ def test_the_sincos_table_of_mae_by_hand():
     np.testing.assert_allclose(differences, [0.025, 0.037], atol=1e-3)
 
 
-def test_learned_2d_joins_its_column_and_its_row():
-    module = build_table(TableSpec("learned_2d", (2, 3), 4, False, 0), rngs=nnx.Rngs(0))
-    table = run(module, 6)
-    assert table.shape == (1, 6, 4)
-    np.testing.assert_array_equal(table[0, 5, :2], module.by_column[2])
-    np.testing.assert_array_equal(table[0, 5, 2:], module.by_row[1])
-
-
 def test_registers_and_padding_have_no_position_and_a_class_token_has_one_in_one_dimension():
     """Class token, two registers, a 1 x 2 grid of patches, one token of padding."""
     module = build_table(TableSpec("learned_1d", (1, 2), 4, True, 2), rngs=nnx.Rngs(0))
@@ -68,20 +60,6 @@ def test_a_class_token_has_no_place_in_a_grid():
     np.testing.assert_array_equal(table[0, :2], np.zeros((2, 4)))
     np.testing.assert_array_equal(table[0, 2:], sincos_2d((2, 1), 4)[0])
     assert not jax.tree.leaves(nnx.to_pure_dict(nnx.state(fixed)))
-
-
-def test_relative_bias_by_its_definition():
-    tokens, heads, head_dim = 5, 2, 4
-    module = RelativeBias(tokens, heads, head_dim, rngs=nnx.Rngs(0))
-    query = jnp.asarray(
-        np.random.default_rng(0).standard_normal((3, tokens, heads, head_dim)), jnp.float32
-    )
-    got = run(module, query)
-    table = np.asarray(module.table[...], np.float64)
-    want, queries = np.zeros((3, heads, tokens, tokens)), np.asarray(query, np.float64)
-    for b, h, q, k in np.ndindex(*want.shape):
-        want[b, h, q, k] = queries[b, q, h] @ table[q - k + tokens - 1, h] / np.sqrt(head_dim)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
 def test_rope_keeps_norms_and_leaves_prefix_tokens_alone():

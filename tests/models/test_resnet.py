@@ -45,10 +45,6 @@ def make(family, shape=ONE_STAGE, image_size=(8, 8), num_classes=5, **options):
     return randomize(lambda: ViT(vit_shape, config, **sizes, rngs=nnx.Rngs(params=0)))
 
 
-# Where a hybrid's stem and encoder are those of models that are tested alone.
-HYBRID_SLOW = pytest.mark.parametrize(
-    "family", ["resnet", pytest.param("hybrid", marks=pytest.mark.slow)]
-)
 EVEN, ODD = (16, 24), (17, 23)
 
 
@@ -161,8 +157,8 @@ def test_remat_and_unrolling_change_neither_output_nor_gradient(family, variants
     assert_equal_training(models, random_images(size=8))
 
 
-@HYBRID_SLOW
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["resnet", "hybrid"])
 def test_only_full_remat_recomputes_convolutions(family):
     """In the stage's first unit as in the stack of the others."""
 

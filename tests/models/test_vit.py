@@ -13,7 +13,7 @@ from random_models import (
     run,
 )
 
-from vit_jax.errors import ConfigError, ModelError
+from vit_jax.errors import ModelError
 from vit_jax.models.attention_choice import AttentionChoice
 from vit_jax.models.distilled_vit import DistilledViT
 from vit_jax.models.registry import create_model
@@ -280,21 +280,19 @@ def test_padding_the_tokens_for_a_kernel_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("options", "words"),
     [
-        ({"image_size": 20}, ModelError, ["20x20", "multiple of 8", "16x16", "24x24"]),
-        ({"image_size": 4}, ModelError, ["4x4", "multiple of 8"]),
-        ({"num_heads": 3}, ModelError, ["width 16", "3 heads"]),
-        ({"position_embedding": "sincos_2d", "width": 18}, ModelError, ["18", "multiple of 4"]),
-        ({"position_embedding": "rope_2d", "num_heads": 8}, ModelError, ["head dimension 2"]),
-        ({"norm_after_pooling": True}, ModelError, ["with pooling token", "pooling gap"]),
-        ({"pooling": "mean"}, ConfigError, ["'pooling' is 'mean'", "token, gap, map, flatten"]),
-        ({"dropout": 1.0}, ConfigError, ["below 1"]),
+        ({"image_size": 20}, ["20x20", "multiple of 8", "16x16", "24x24"]),
+        ({"image_size": 4}, ["4x4", "multiple of 8"]),
+        ({"num_heads": 3}, ["width 16", "3 heads"]),
+        ({"position_embedding": "sincos_2d", "width": 18}, ["18", "multiple of 4"]),
+        ({"position_embedding": "rope_2d", "num_heads": 8}, ["head dimension 2"]),
+        ({"norm_after_pooling": True}, ["with pooling token", "pooling gap"]),
     ],
 )
-def test_sizes_that_do_not_fit_are_named(options, error, words):
+def test_sizes_that_do_not_fit_are_named(options, words):
     options = {"image_size": 16, **TINY} | options
-    with pytest.raises(error) as caught:
+    with pytest.raises(ModelError) as caught:
         create_model("ViT-Ti/8", **options)
     for word in words:
         assert word in str(caught.value)

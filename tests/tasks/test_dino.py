@@ -24,8 +24,6 @@ from vit_jax.tasks.dino.losses import (
 from vit_jax.tasks.dino.model import cubic_matrix, resample_positions
 from vit_jax.tasks.dino.task import masked_places, teacher_temperature
 from vit_jax.tasks.task import DataInfo
-from vit_jax.train.loop import train
-from vit_jax.train.signals import StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 MODEL = {"name": "ViT-Ti/4", "width": 16, "depth": 1, "mlp_dim": 32, "num_heads": 2}
@@ -55,13 +53,6 @@ def mapping(section=None, **changes):
 def config(digits_dir):
     found = Config.from_mapping(mapping())
     return found.replace(data=found.data.replace(data_dir=str(digits_dir)))
-
-
-@pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
-    """The folder of a finished run, and its result."""
-    folder = tmp_path_factory.mktemp("dino") / "run"
-    return folder, train(config, folder, StopSignals())
 
 
 def normal(*shape, seed=0):

@@ -66,7 +66,6 @@ CASES = [
      "leaves none visible of 16 patches"),
     ("mae", {"data": SMALL}, "visible of 1 patch"),
     ("mae", {"model": {"name": "R+ViT-Nano/4"}}, "expected a ViT without a ResNet stem"),
-    ("masked_patches", {"loss": {"label_smoothing": 0.1}}, "unknown config key 'loss'"),
     ("masked_patches", model("masked_patches", representation_size=8),
      "'model.representation_size' is 8"),
     ("masked_patches", model("masked_patches", num_registers=1, register_head=True),
@@ -74,8 +73,6 @@ CASES = [
     ("masked_patches", task({"mask": 0.95}),
      "'task.mask' is 0.95 and 'random' 0.1"),
     ("masked_patches", task({"corrupt": 0}), "'task.corrupt' is 0"),
-    ("masked_patches", task({"name": "classification", "bits": 2}),
-     "set task.name=masked_patches, which has it"),
 ]  # fmt: skip
 
 

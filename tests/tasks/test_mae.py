@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_models import randomize
+from random_models import random_images, randomize
 from task_runs import assert_resumes, program_of, run_mapping, steps_of
 from tasks.pretraining import evaluate_padded, fine_tune, tiles_of
 
@@ -24,8 +24,6 @@ from vit_jax.tasks.mae.task import (
     pixel_targets,
 )
 from vit_jax.tasks.task import DataInfo
-from vit_jax.train.loop import train
-from vit_jax.train.signals import StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 MODEL = {
@@ -63,9 +61,8 @@ def reconstruct(model):
     return lambda images, order: np.asarray(jitted(state, images, order))
 
 
-def images(count=2, seed=0):
-    values = np.random.default_rng(seed).uniform(-1, 1, (count, 16, 16, 3))
-    return jnp.asarray(values, jnp.float32)
+def images(count=2):
+    return jnp.asarray(random_images(count, seed=0))
 
 
 def order(*rows):
@@ -168,13 +165,6 @@ def test_evaluation_depends_on_neither_batches_nor_order_nor_padding(program, mo
     found = evaluate_padded(program, params, pixels, shuffled, 8, 4)
     assert want["examples"] == found["examples"] == 12
     assert found["loss"] == pytest.approx(want["loss"], rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
-    """The folder of a finished run, and its result."""
-    folder = tmp_path_factory.mktemp("mae") / "run"
-    return folder, train(config, folder, StopSignals())
 
 
 @pytest.mark.slow

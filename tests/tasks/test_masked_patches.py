@@ -17,8 +17,6 @@ from vit_jax.models.flops import traced_macs
 from vit_jax.parallel.mesh import to_devices
 from vit_jax.run.folder import read_config
 from vit_jax.tasks.masked_patches.task import corrupted_loss, evaluation_batch
-from vit_jax.train.loop import train
-from vit_jax.train.signals import StopSignals
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # One device here.
 MODEL = {
@@ -40,13 +38,6 @@ def config(digits_dir):
 def program(config):
     """The program of the finished run."""
     return program_of(config)
-
-
-@pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
-    """The folder of a finished run, and its result."""
-    folder = tmp_path_factory.mktemp("masked") / "run"
-    return folder, train(config, folder, StopSignals())
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from interop.files import tiny, write_npz
 from shared_programs import shared_program, stop_after
+from task_runs import losses_of
 from weight_files import parameters, random_loaded, random_weights
 
 from vit_jax.config.file import load_config

@@ -1,4 +1,4 @@
-"""Which parameters have no gradient, and whose names a pattern matches."""
+"""Which parameters have no gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import pytest
 from small_config import small_mapping
 
 from vit_jax.config.run import Config
-from vit_jax.train.parameter_groups import freeze_labels, without_gradients
+from vit_jax.train.parameter_groups import without_gradients
 
 PARAMS = {"a": jnp.float32(2.0), "ab": jnp.float32(3.0)}
 
@@ -33,7 +33,3 @@ def gradient(**optimizer):
 )
 def test_frozen_parameters_have_no_gradient(optimizer, expected):
     assert gradient(**optimizer) == expected
-
-
-def test_a_pattern_matches_whole_names():
-    assert freeze_labels(("a",), PARAMS) == {"a": "frozen", "ab": "trained"}
