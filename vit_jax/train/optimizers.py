@@ -125,9 +125,13 @@ def build_optimizer(
 
     def chain(delay: int = 0) -> optax.GradientTransformation:
         rate, decay = _delayed(schedule, delay), _delayed(weight_decay, delay)
-        if config.averages_parameters:
-            return _schedule_free(config, dict(options), rate, decay, params, model)
-        return _chain(config, name, options, rate, decay, params, model)
+        if not config.averages_parameters:
+            return _chain(config, name, options, rate, decay, params, model)
+        # optax's function builds the chain itself, so that masked weight decay and layer-wise rates
+        # could not be added to it. The wrapper counts steps from 1, as the authors' code.
+        adam, others = _without_first_moment(options)
+        inner = _chain(config, "rmsprop", adam, _delayed(rate, 1), decay, params, model)
+        return optax.contrib.schedule_free(inner, rate, **others)
 
     if not config.freeze:
         return chain()
@@ -261,25 +265,11 @@ def _own_optimizer(name: str, options: Mapping[str, Any]) -> optax.GradientTrans
     return base
 
 
-def _schedule_free(
-    config: OptimizerConfig,
-    options: dict[str, Any],
-    schedule: optax.Schedule,
-    weight_decay: optax.Schedule | None,
-    params: Any,
-    model: ModelConfig,
-) -> optax.GradientTransformation:
-    """Returns schedule-free AdamW around the whole chain.
-
-    optax's function builds the chain itself, so that masked weight decay and layer-wise rates could
-    not be added to it.
-    """
-    # Adam without its first moment, as in optax.
-    adam = {"decay": options.pop("b2", 0.999), "eps": options.pop("eps", 1e-8)}
+def _without_first_moment(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns RMSProp's options for Adam without its first moment, as in optax, and the others."""
+    adam = {"decay": options.get("b2", 0.999), "eps": options.get("eps", 1e-8)}
     adam |= {"eps_in_sqrt": False, "bias_correction": True}
-    # The wrapper counts steps from 1, as the authors' code.
-    chain = _chain(config, "rmsprop", adam, _delayed(schedule, 1), weight_decay, params, model)
-    return optax.contrib.schedule_free(chain, schedule, **options)
+    return adam, {key: value for key, value in options.items() if key not in ("b2", "eps")}
 
 
 def _checked_options(
