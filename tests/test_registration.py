@@ -21,7 +21,7 @@ from vit_jax.config.file import apply_override_texts, load_config
 from vit_jax.config.run import Config
 from vit_jax.config.task import TaskConfig, TaskName
 from vit_jax.errors import ConfigError, PluginError
-from vit_jax.losses import LOSSES, loss_class
+from vit_jax.losses import LOSSES, formula_of, loss_class
 from vit_jax.models.mixer import MIXER
 from vit_jax.models.registry import layer_indices, model_options, options_class
 from vit_jax.schema import option
@@ -30,12 +30,12 @@ from vit_jax.tasks.image_task import ImageTask
 pytestmark = pytest.mark.usefixtures("own_code")
 
 
-def own_focal(logits, targets, *, gamma: float = 2.0, mode: Literal["mean", "sum"] = "sum"):
+def own_focal(logits, targets, *, sharpness: float = 2.0, mode: Literal["mean", "sum"] = "sum"):
     """The focal loss.
 
     Args:
         logits: f32[B, C].
-        gamma: how much less an example counts
+        sharpness: how much less an example counts
             that is classified well.
         mode: how classes are added.
 
@@ -43,7 +43,7 @@ def own_focal(logits, targets, *, gamma: float = 2.0, mode: Literal["mean", "sum
         The loss.
     """
     p = jax.nn.softmax(logits)
-    losses = -targets * (1 - p) ** gamma * jax.nn.log_softmax(logits)
+    losses = -targets * (1 - p) ** sharpness * jax.nn.log_softmax(logits)
     return losses.sum(-1) if mode == "sum" else losses.mean(-1)
 
 
@@ -68,10 +68,10 @@ def config_of(*overrides):
 
 def test_a_loss_of_your_own_has_its_keys_and_its_value_by_hand():
     assert vit_jax.register_loss(own_focal) is own_focal
-    config = config_of("loss.gamma=1", "loss.name=own_focal", "loss.label_smoothing=0.5")
+    config = config_of("loss.sharpness=1", "loss.name=own_focal", "loss.label_smoothing=0.5")
     assert "hooks" not in config.to_mapping()
     assert config.to_mapping()["loss"] == {
-        "name": "own_focal", "label_smoothing": 0.5, "class_weights": "none", "gamma": 1.0,
+        "name": "own_focal", "label_smoothing": 0.5, "class_weights": "none", "sharpness": 1.0,
         "mode": "sum",
     }  # fmt: skip
     assert Config.from_mapping(config.to_mapping()) == config
@@ -84,13 +84,13 @@ def test_a_loss_of_your_own_has_its_keys_and_its_value_by_hand():
 def test_keys_of_your_own_are_in_the_help_and_the_schema(capsys):
     vit_jax.register_loss(own_focal)
     vit_jax.register_augmentation(stage="device")(own_noise)
-    assert main(["config", "gamma"]) == 0
+    assert main(["config", "sharpness"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     meaning = "how much less an example counts that is classified well."
-    assert f"loss.gamma = 2.0 a number. With loss.name=own_focal. {meaning}" in text
+    assert f"loss.sharpness = 2.0 a number. With loss.name=own_focal. {meaning}" in text
     assert main(["config", "--json_schema"]) == 0
     schema = json.loads(capsys.readouterr().out)["$defs"]
-    assert schema["own_focal"]["properties"]["gamma"]["default"] == 2.0
+    assert schema["own_focal"]["properties"]["sharpness"]["default"] == 2.0
     assert schema["own_noise"]["properties"]["deviation"]["type"] == "number"
     assert main(["config", "data.augment.own_noise"]) == 0
     assert "data.augment.own_noise = False true or false. Adds noise." in " ".join(
@@ -98,14 +98,32 @@ def test_keys_of_your_own_are_in_the_help_and_the_schema(capsys):
     )
 
 
+def test_a_key_of_two_losses_is_shown_with_both(capsys):
+    @vit_jax.register_loss
+    def harder(logits, targets, *, sharpness: float = 7.0):
+        """Like the other.
+
+        Args:
+            sharpness: another meaning.
+        """
+        return own_focal(logits, targets, sharpness=sharpness)
+
+    vit_jax.register_loss(own_focal)
+    assert main(["config", "loss.sharpness"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "With loss.name=harder. another meaning. With loss.name=own_focal. how much less" in text
+    assert "Its default is then 2.0." in text
+    assert formula_of({"loss.name": "harder", "loss.sharpness": 0.0}) == "harder, sharpness=0.0"
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
         (
-            "loss.gama=1",
-            "unknown config key 'loss.gama' for loss 'own_focal'.*did you mean 'loss.gamma",
+            "loss.sharpnes=1",
+            "unknown config key 'loss.sharpnes' for loss 'own_focal'.*did you mean 'loss.sharpness",
         ),
-        ("loss.gamma=x", "'loss.gamma' is 'x' .*expected a number"),
+        ("loss.sharpness=x", "'loss.sharpness' is 'x' .*expected a number"),
         ("loss.mode=max", "'loss.mode' is 'max' .*one of mean, sum"),
         ("data.augment.own_noise.deviaton=1", "did you mean 'data.augment.own_noise.deviation'"),
         ("data.augment.own_noize=true", "did you mean 'data.augment.own_noise'"),
@@ -140,7 +158,7 @@ def test_a_typing_mistake_is_one_line_with_the_key_that_is_meant(override, words
 def test_a_wrong_name_lists_your_own():
     vit_jax.register_loss(own_focal)
     with pytest.raises(ConfigError, match=r"'loss.name' is 'own_focla'.*did you mean 'own_focal'"):
-        config_of("loss.name=own_focla", "loss.gamma=1")
+        config_of("loss.name=own_focla", "loss.sharpness=1")
 
 
 def test_the_same_module_may_register_a_name_again_and_another_may_not():
@@ -162,26 +180,26 @@ def test_the_same_module_may_register_a_name_again_and_another_may_not():
 
 
 def bad_functions():
-    def no_type(logits, targets, *, gamma=2.0): ...
-    def no_default(logits, targets, *, gamma: float): ...
+    def no_type(logits, targets, *, sharpness=2.0): ...
+    def no_default(logits, targets, *, sharpness: float): ...
     def a_dict(logits, targets, *, weights: dict = {}): ...  # noqa: B006
     def a_name(logits, targets, *, name: str = "x"): ...
     def smoothing(logits, targets, *, label_smoothing: float = 0.1): ...
-    def wrong_default(logits, targets, *, gamma: int = 0.5): ...  # pyright: ignore
-    def one(logits, *, gamma: float = 2.0): ...
-    def positional(logits, targets, gamma: float = 2.0): ...
+    def wrong_default(logits, targets, *, sharpness: int = 0.5): ...  # pyright: ignore
+    def one(logits, *, sharpness: float = 2.0): ...
+    def positional(logits, targets, sharpness: float = 2.0): ...
     def rest(logits, targets, **options): ...
-    def unknown(logits, targets, *, gamma: "Missing" = 2.0): ...  # pyright: ignore
+    def unknown(logits, targets, *, sharpness: "Missing" = 2.0): ...  # pyright: ignore
 
     return [
-        (no_type, "has the keyword 'gamma=2.0'; expected a default and a type"),
-        (no_default, "'gamma: float'; expected a default and a type"),
+        (no_type, "has the keyword 'sharpness=2.0'; expected a default and a type"),
+        (no_default, "'sharpness: float'; expected a default and a type"),
         (a_dict, "'weights: dict = {}'; expected a default and a type: bool, int"),
         (a_name, "has the keyword 'name'; expected a name that the section does not need itself"),
         (smoothing, "has the keyword 'label_smoothing'"),
-        (wrong_default, "has a wrong default: 'gamma' is 0.5"),
+        (wrong_default, "has a wrong default: 'sharpness' is 0.5"),
         (one, r"takes \(logits\); expected \(logits, targets\), then"),
-        (positional, r"takes \(logits, targets, gamma: float = 2.0\)"),
+        (positional, r"takes \(logits, targets, sharpness: float = 2.0\)"),
         (rest, r"takes \(logits, targets, \*\*options\)"),
         (unknown, "name 'Missing' is not defined"),
         (lambda logits, targets: 0, r"loss '<lambda>' .* cannot be a key; expected"),
@@ -241,7 +259,7 @@ def test_augmentations_of_your_own_by_hand_and_after_pickling():
 
 def test_a_loss_of_your_own_keeps_all_its_keys_when_it_is_pickled():
     vit_jax.register_loss(own_focal)
-    loss = config_of("loss.name=own_focal", "loss.gamma=1.5", "loss.label_smoothing=0.1").loss
+    loss = config_of("loss.name=own_focal", "loss.sharpness=1.5", "loss.label_smoothing=0.1").loss
     assert pickle.loads(cloudpickle.dumps(loss)).to_mapping() == loss.to_mapping()
 
 

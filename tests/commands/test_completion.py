@@ -43,7 +43,7 @@ def test_tab_offers_commands_flags_recipes_keys_and_values(complete):
         "vit-jax train --config ": recipes(),
         "vit-jax config --against pre": ["pretrain"],
         "vit-jax train --config.optimizer.learn": ["--config.optimizer.learning_rate"],
-        "vit-jax train --config.model.mlp ": ["gelu", "quick_gelu", "swiglu"],
+        "vit-jax train --config.model.norm_placement ": ["pre", "post", "res_post"],
         "vit-jax train --config.model.name ": list_models(),
         "vit-jax predict --model.pool": ["--model.pooling"],
         "vit-jax runs --sort sc": ["score"],

@@ -10,7 +10,8 @@ from random_models import random_images, random_model, run
 
 from vit_jax.errors import ModelError
 from vit_jax.models.family import as_images
-from vit_jax.models.registry import create_model
+from vit_jax.models.image_families import IMAGE_FAMILIES
+from vit_jax.models.registry import create_model, family_of
 
 FAMILIES = {
     "ViT-Ti/8": {"width": 16, "depth": 3, "mlp_dim": 24, "num_heads": 2},
@@ -18,6 +19,12 @@ FAMILIES = {
     "BiT-R-Pico": {},
     "R+ViT-Pico/4": {},
 }
+
+
+def test_every_image_family_is_here():
+    assert {family_of(name).name for name in FAMILIES} == {*IMAGE_FAMILIES}
+
+
 ALL = pytest.mark.parametrize("name", FAMILIES)
 # A hybrid's stem and encoder are those of models that are tested alone.
 QUICK = pytest.mark.parametrize(

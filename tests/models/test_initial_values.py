@@ -7,7 +7,7 @@ from flax import nnx
 
 from vit_jax.errors import ConfigError
 from vit_jax.models.initial_values import redraw
-from vit_jax.models.registry import build_model, model_options
+from vit_jax.models.registry import build_model, create_model, model_options
 from vit_jax.named_tree import named_leaves
 
 QKV, OUT = "encoder/blocks/attention/qkv/kernel", "encoder/blocks/attention/out/kernel"
@@ -58,6 +58,11 @@ def test_initial_values_have_the_deviations_of_the_authors_code(convention, name
         # Of n values the deviation is known to 1 / sqrt(2 n): here to four times that.
         tolerance = 0.002 + 4 / np.sqrt(2 * values[parameter].size)
         assert found == pytest.approx(want, rel=tolerance), parameter
+
+
+def test_create_model_draws_the_values_of_the_convention():
+    model = create_model("ViT-Ti/4", depth=1, image_size=8, initial_values="timm")
+    assert np.std(model.head.linear.kernel) == pytest.approx(0.02, rel=0.02)
 
 
 def test_a_model_that_is_no_vit_has_one_convention():

@@ -13,6 +13,7 @@ from vit_jax.models.aliases import find_alias
 from vit_jax.models.image_families import IMAGE_FAMILIES
 from vit_jax.models.registry import (
     default_image_size,
+    family_of,
     layer_indices,
     list_models,
     model_options,
@@ -107,6 +108,10 @@ def test_models_have_the_same_parameters_where_jax_has_64_bits(name):
 def test_the_table_covers_every_image_model():
     assert set(PARAMETERS) == set(IMAGE_MODELS)
     assert {*IMAGE_MODELS} < {*vit_jax.list_models()}
+
+
+def test_a_model_of_every_family_is_counted():
+    assert {family_of(name).name for name in QUICK} == {*IMAGE_FAMILIES}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,14 @@ from fake_devices import mesh_of
 from flax import nnx
 
 from vit_jax.config.mesh import MeshConfig, Preset
-from vit_jax.models.registry import build_model, family_of, is_small, list_models, model_options
+from vit_jax.models.registry import (
+    build_model,
+    families,
+    family_of,
+    is_small,
+    list_models,
+    model_options,
+)
 from vit_jax.named_tree import leaf_names
 from vit_jax.parallel.sharding import parameter_shardings, sharding_rules
 
@@ -96,6 +103,10 @@ def golden():
 def test_the_golden_file_has_exactly_the_registered_models(golden):
     assert list(golden["values_per_device"]) == list_models()
     assert all(list(row) == list(get_args(Preset)) for row in golden["values_per_device"].values())
+
+
+def test_every_family_has_golden_specs():
+    assert {family_of(name).name for name in FAMILIES} == {family.name for family in families()}
 
 
 def test_models_have_their_golden_shardings(found, golden):

@@ -82,6 +82,16 @@ def test_auto_does_not_read_dropout_and_dtype(tmp_path):
     assert config_of(tmp_path, content).model.representation_size == 8
 
 
+def test_options_of_the_blocks_that_the_weights_do_not_have_are_named(tmp_path, caplog):
+    random_weights(tmp_path / "ours", mlp="quick_gelu")
+    content = mapping(tmp_path / "ours")
+    del content["model"]["num_heads"]
+    auto = config_of(tmp_path, content)
+    for mlp, is_said in {"quick_gelu": False, "gelu": True}.items():
+        start_from_weights(program_of(auto.replace(model=auto.model.replace(mlp=mlp))))
+        assert ("ours have mlp=quick_gelu; this run goes on with gelu" in caplog.text) == is_said
+
+
 def test_the_first_loss_is_log_c_and_the_features_equal_those_of_the_file(tmp_path, npz):
     config = config_of(tmp_path, mapping(npz, ema_decay=0.99))
     program = program_of(config)

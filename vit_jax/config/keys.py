@@ -46,11 +46,18 @@ def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[
     """Returns name -> key, in the order of the sections.
 
     Values are those of `config`. Without a config they are defaults, and the keys of all tasks,
-    losses and crops are there; of keys with the same name, that of the usual one.
+    losses and crops are there. Of several with the same name it is the usual one, and its meaning
+    goes on with the others.
     """
     found: dict[str, ConfigKey] = {}
     for key in section_keys(Config, config, model):
-        found.setdefault(key.name, key)
+        first = found.setdefault(key.name, key)
+        own = key.meaning.partition(". ")[2]  # Without "With SECTION.name=CHOICE".
+        if own not in first.meaning:
+            meaning = f"{first.meaning} {key.meaning}"
+            if key.default != first.default and not key.name.endswith(".name"):
+                meaning += f" Its default is then {value_text(key.default)}."
+            found[key.name] = dataclasses.replace(first, meaning=meaning)
     return found
 
 

@@ -95,7 +95,11 @@ class ImageModel(nnx.Module):
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Valid names for `return_intermediates`."""
+        """Valid names for `return_intermediates`.
+
+        All models have "pre_logits", the input of the head's last layer; those of this repository
+        also "encoded", the output of the last layer after the final norm.
+        """
         raise NotImplementedError
 
     def example_inputs(self, batch: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -19,6 +19,7 @@ from vit_jax.models.image_families import (
     find_family,
     is_registered_outside,
 )
+from vit_jax.models.initial_values import redraw
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.two_towers import TWO_TOWERS, TwoTowersConfig
 from vit_jax.named_tree import named_leaves
@@ -217,7 +218,8 @@ def create_model(
 
     @jax.jit
     def init(key: jax.Array) -> Any:
-        return nnx.to_pure_dict(nnx.state(build(key)))
+        params = nnx.to_pure_dict(nnx.state(build(key)))
+        return redraw(params, config.initial_values, jax.random.fold_in(key, 1))
 
     key = jax.random.key(seed)
     graphdef = nnx.graphdef(nnx.eval_shape(build, key))

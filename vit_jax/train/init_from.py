@@ -22,12 +22,14 @@ from vit_jax.interop.load import Weights, read_weights
 from vit_jax.interop.normalization import NORMALIZATIONS, Normalization
 from vit_jax.interop.opening import read_options
 from vit_jax.interop.report import LoadReport, Status
+from vit_jax.models.block_options import BlockOptions
 from vit_jax.models.heads import HEAD_OPTIONS
 from vit_jax.models.options import AUTO, ModelConfig
 from vit_jax.models.registry import model_options, model_shape
 from vit_jax.models.two_towers import TwoTowersConfig
 from vit_jax.named_tree import leaf_names, named_leaves
 from vit_jax.parallel.sharding import shard_arrays
+from vit_jax.schema import differences
 from vit_jax.storage.files import read_json
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
@@ -81,6 +83,7 @@ def start_from_weights(
         options = _options_of_weights(config)
         tower = _tower(config, options)
         check_family(config, options)
+        _warn_of_other_function(config, options)
         found = read_weights(
             config.init_from,
             image_size=side,
@@ -219,6 +222,16 @@ def check_family(config: Config, options: Mapping[str, Any]) -> None:
             if of_pair
             else "set model.name=auto to take the model from the weights, or give other weights",
         )
+
+
+def _warn_of_other_function(config: Config, options: Mapping[str, Any]) -> None:
+    """Warns of options with which the blocks of the weights compute something else in this run."""
+    theirs, ours = model_options(**options), _loaded_model(config, options)
+    of_blocks = {"position_embedding", *BlockOptions.model_fields} - TRAINING_OPTIONS
+    for key, their_value, our_value in differences(theirs, ours):
+        if key.rpartition(".")[2] in of_blocks:
+            words = "the weights of %s have %s=%s; this run goes on with %s"
+            log.warning(words, config.init_from, key, their_value, our_value)
 
 
 @contextlib.contextmanager
