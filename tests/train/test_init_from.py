@@ -89,7 +89,7 @@ def test_options_of_the_blocks_that_the_weights_do_not_have_are_named(tmp_path, 
     auto = config_of(tmp_path, content)
     for mlp, is_said in {"quick_gelu": False, "gelu": True}.items():
         start_from_weights(program_of(auto.replace(model=auto.model.replace(mlp=mlp))))
-        assert ("ours have mlp=quick_gelu; this run goes on with gelu" in caplog.text) == is_said
+        assert ("trained with mlp=quick_gelu; this run has gelu" in caplog.text) == is_said
 
 
 def test_the_first_loss_is_log_c_and_the_features_equal_those_of_the_file(tmp_path, npz):

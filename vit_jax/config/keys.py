@@ -46,8 +46,8 @@ def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[
     """Returns name -> key, in the order of the sections.
 
     Values are those of `config`. Without a config they are defaults, and the keys of all tasks,
-    losses and crops are there. Of several with the same name it is the usual one, and its meaning
-    goes on with the others.
+    losses and crops are included. Keys of several choices with the same name are one entry: that of
+    the usual choice, followed by the meanings of the others.
     """
     found: dict[str, ConfigKey] = {}
     for key in section_keys(Config, config, model):

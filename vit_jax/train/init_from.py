@@ -83,7 +83,7 @@ def start_from_weights(
         options = _options_of_weights(config)
         tower = _tower(config, options)
         check_family(config, options)
-        _warn_of_other_function(config, options)
+        _warn_of_other_blocks(config, options)
         found = read_weights(
             config.init_from,
             image_size=side,
@@ -224,13 +224,14 @@ def check_family(config: Config, options: Mapping[str, Any]) -> None:
         )
 
 
-def _warn_of_other_function(config: Config, options: Mapping[str, Any]) -> None:
-    """Warns of options with which the blocks of the weights compute something else in this run."""
+def _warn_of_other_blocks(config: Config, options: Mapping[str, Any]) -> None:
+    """Warns of each option of the blocks that differs from the model of the weights."""
     theirs, ours = model_options(**options), _loaded_model(config, options)
     of_blocks = {"position_embedding", *BlockOptions.model_fields} - TRAINING_OPTIONS
+    of_blocks -= {"layer_scale"}  # The value of a new one; those of the weights are loaded.
     for key, their_value, our_value in differences(theirs, ours):
         if key.rpartition(".")[2] in of_blocks:
-            words = "the weights of %s have %s=%s; this run goes on with %s"
+            words = "the weights of %s were trained with %s=%s; this run has %s"
             log.warning(words, config.init_from, key, their_value, our_value)
 
 
