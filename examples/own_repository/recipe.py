@@ -18,7 +18,7 @@ def get_config():
             "image_size": 24,
             "global_batch_size": 50,
             "eval_crop": "resize",
-            "augment": {"crop": {"name": "pad", "pixels": 2}, "brightness": {"most": 0.2}},
+            "augment": {"crop": {"name": "pad", "pixels": 2}, "brightness": {"max_change": 0.2}},
         },
         "optimizer": {"learning_rate": 1e-2, "schedule": {"warmup_steps": 20}},
         "train_steps": 200,

@@ -67,7 +67,7 @@ def folder_with_files(tmp_path_factory, finished):
 
 def is_brightness(brightness):
     """The augmentation of the page adds one amount to each image."""
-    images = brightness(np.zeros((64, 2, 2, 3), np.float32), jax.random.key(0), most=0.5)
+    images = brightness(np.zeros((64, 2, 2, 3), np.float32), jax.random.key(0), max_change=0.5)
     return np.ptp(images, axis=(1, 2, 3)).max() == 0 and abs(images.max() - 0.5) < 0.1
 
 

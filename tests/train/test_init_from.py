@@ -88,8 +88,10 @@ def test_options_of_the_blocks_that_the_weights_do_not_have_are_named(tmp_path, 
     del content["model"]["num_heads"]
     auto = config_of(tmp_path, content)
     for mlp, is_said in {"quick_gelu": False, "gelu": True}.items():
-        start_from_weights(program_of(auto.replace(model=auto.model.replace(mlp=mlp))))
-        assert ("trained with mlp=quick_gelu; this run has gelu" in caplog.text) == is_said
+        model = auto.model.replace(mlp=mlp, dropout=0.1)
+        start_from_weights(program_of(auto.replace(model=model)))
+        assert ("trained with model.mlp=quick_gelu; this run has gelu" in caplog.text) == is_said
+    assert caplog.text.count("; this run has ") == 1
 
 
 def test_the_first_loss_is_log_c_and_the_features_equal_those_of_the_file(tmp_path, npz):

@@ -276,8 +276,10 @@ def test_freezing_one_stack_does_not_change_the_others():
 
 def test_layer_decay_by_hand():
     """Three blocks: embedding 0.5^4, blocks 0.5^3, 0.5^2, 0.5, head 1."""
-    with pytest.raises(ConfigError, match=r"'optimizer\.layer_decay' is 0\.5 with a model without"):
-        layer_scales({"head/linear/bias": np.asarray(0)}, 0.5)
+    with pytest.raises(
+        ConfigError, match=r"'optimizer\.layer_decay' is below 1, but .* family ViT"
+    ):
+        layer_indices({"head": {"linear": {"bias": jnp.ones(2)}}}, VIT)
     scales = layer_scales(layer_indices(PARAMS, VIT), 0.5)
     assert scales["patch_embedding/kernel"] == 0.0625
     for name in ("kernel", "bias"):

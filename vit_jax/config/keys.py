@@ -53,9 +53,10 @@ def config_keys(model: type[ModelConfig], config: Config | None = None) -> dict[
     for key in section_keys(Config, config, model):
         first = found.setdefault(key.name, key)
         own = key.meaning.partition(". ")[2]  # Without "With SECTION.name=CHOICE".
-        if own not in first.meaning:
+        has_own_default = key.default != first.default and not key.name.endswith(".name")
+        if has_own_default or own not in first.meaning:
             meaning = f"{first.meaning} {key.meaning}"
-            if key.default != first.default and not key.name.endswith(".name"):
+            if has_own_default:
                 meaning += f" Its default is then {value_text(key.default)}."
             found[key.name] = dataclasses.replace(first, meaning=meaning)
     return found

@@ -111,9 +111,8 @@ def formula_of(config: Mapping[str, Any]) -> str:
     """
     names = [n for n in map(config.get, ("task.name", "loss.name")) if isinstance(n, str)]
     keys = [key for key in config if key.startswith("loss.") and key not in _NOT_EVALUATED]
-    given = [
-        key for key in sorted(keys) if config[key] not in (None, "") and config[key] is not False
-    ]
+    # 0 is a value, False is not.
+    given = [k for k in sorted(keys) if config[k] or type(config[k]) in (int, float)]
     options = [f"{key.removeprefix('loss.')}={config[key]}" for key in given]
     return ", ".join([" with ".join(names), *options])
 

@@ -9,8 +9,6 @@ from vit_jax.schema import option
 class BlockOptions(LayerOptions):
     """Options of the blocks of an encoder. They are keys of the model section: `model.qk_norm`."""
 
-    read_by = {"gelu_approximate": ("mlp", ("gelu", "swiglu"))}
-
     mlp: Literal["gelu", "quick_gelu", "swiglu"] = option("gelu")
     """quick_gelu is x * sigmoid(1.702 x), as in CLIP; swiglu is gated (arXiv:2002.05202)."""
     gelu_approximate: bool = option(True)

@@ -182,7 +182,7 @@ def create_model(
     seed: int = 0,
     **options: Any,
 ) -> ImageModel:
-    """Builds a model by name, with random parameters and a zero-initialised head.
+    """Builds a model by name, with random parameters and, by default, a zero-initialised head.
 
     Args:
         name: e.g. "ViT-B/16"; see `list_models`. Names of timm, transformers and torchvision stand
@@ -253,23 +253,29 @@ def layer_indices(params: Any, options: ModelConfig) -> dict[str, np.ndarray]:
     """
     leaves = named_leaves(params)
     if not isinstance(options, TwoTowersConfig):
-        return _layers_of(leaves, family_of(options.name).layer_order)
+        return _layers_of(leaves, family_of(options.name))
     found: dict[str, np.ndarray] = {}
     for tower, family in (("image/", family_of(options.image.name)), ("text/", TWO_TOWERS)):
         inner = {n.removeprefix(tower): leaf for n, leaf in leaves.items() if n.startswith(tower)}
-        layers = _layers_of(inner, family.layer_order)
-        found |= {tower + name: layer for name, layer in layers.items()}
+        found |= {tower + name: layer for name, layer in _layers_of(inner, family).items()}
     last = max(int(layer.max()) for layer in found.values())
     return dict.fromkeys(leaves, np.asarray(last)) | found
 
 
-def _layers_of(leaves: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Returns the layer index of each parameter of an image model or a tower; see `layer_order`."""
-    rest = len(order)
+def _layers_of(leaves: Mapping[str, Any], family: Family) -> dict[str, np.ndarray]:
+    """Returns the layer index of each parameter of an image model or a tower."""
+    order, rest = family.layer_order, len(family.layer_order)
     steps = {
         name: next((i for i, p in enumerate(order) if re.fullmatch(p, name)), rest)
         for name in leaves
     }
+    if {*steps.values()} == {rest}:
+        raise ConfigError(
+            f"is below 1, but the layers of family {family.name} have no order",
+            "a family whose `layer_order` matches its parameters",
+            "leave it out",
+            key="optimizer.layer_decay",
+        )
     stacked = {name for name, step in steps.items() if "blocks/" in name and 0 < step < rest}
     depths = [0] * (rest + 1)
     for name, step in steps.items():

@@ -155,7 +155,7 @@ class TextTower(nnx.Module):
         platform = platform or jax.default_backend()
         of_blocks = BlockOptions(
             mlp="quick_gelu" if options.activation == "quick_gelu" else "gelu",
-            gelu_approximate=options.activation != "gelu",
+            gelu_approximate=options.activation == "gelu_tanh",
             norm_placement=options.norm_placement,
             norm_epsilon=options.norm_epsilon,
             # The kernels that take a mask.

@@ -38,6 +38,12 @@ log = logging.getLogger(__name__)
 
 # How the parameters of a pair's image tower start.
 _IMAGE_TOWER = "image/"
+# Options that change what the layers compute with the same parameters. `layer_scale` is only an
+# initial value.
+_OF_FUNCTION = {
+    "position_embedding", "position_placement", "activation", "is_causal",
+    *BlockOptions.model_fields.keys() - TRAINING_OPTIONS - {"layer_scale"},
+}  # fmt: skip
 # Argument of `read_weights` -> config key that sets it.
 _CONFIG_KEYS = {
     **{
@@ -83,7 +89,7 @@ def start_from_weights(
         options = _options_of_weights(config)
         tower = _tower(config, options)
         check_family(config, options)
-        _warn_of_other_blocks(config, options)
+        _warn_of_changed_options(config, options)
         found = read_weights(
             config.init_from,
             image_size=side,
@@ -224,15 +230,14 @@ def check_family(config: Config, options: Mapping[str, Any]) -> None:
         )
 
 
-def _warn_of_other_blocks(config: Config, options: Mapping[str, Any]) -> None:
-    """Warns of each option of the blocks that differs from the model of the weights."""
+def _warn_of_changed_options(config: Config, options: Mapping[str, Any]) -> None:
+    """Warns of options with which the loaded parameters compute something else than before."""
     theirs, ours = model_options(**options), _loaded_model(config, options)
-    of_blocks = {"position_embedding", *BlockOptions.model_fields} - TRAINING_OPTIONS
-    of_blocks -= {"layer_scale"}  # The value of a new one; those of the weights are loaded.
+    section = f"model.{_tower(config, options)}".replace("/", ".").rstrip(".")
     for key, their_value, our_value in differences(theirs, ours):
-        if key.rpartition(".")[2] in of_blocks:
-            words = "the weights of %s were trained with %s=%s; this run has %s"
-            log.warning(words, config.init_from, key, their_value, our_value)
+        if key == "text.pooling" or key.rpartition(".")[2] in _OF_FUNCTION:
+            words = "the weights of %s were trained with %s.%s=%s; this run has %s"
+            log.warning(words, config.init_from, section, key, their_value, our_value)
 
 
 @contextlib.contextmanager

@@ -116,11 +116,4 @@ def layer_scales(layers: Mapping[str, np.ndarray], decay: float) -> dict[str, np
     Source: arXiv:2106.08254, appendix; as in MAE (arXiv:2111.06377), Table 9.
     """
     last = max(int(layer.max()) for layer in layers.values())
-    if last == 0:
-        raise ConfigError(
-            f"is {decay} with a model without an order of layers",
-            "a family whose `layer_order` matches parameters",
-            "leave it out",
-            key="optimizer.layer_decay",
-        )
     return {n: np.asarray(decay ** (last - layer), np.float32) for n, layer in layers.items()}

@@ -20,7 +20,7 @@ def test_the_poly_loss_by_hand():
 
 
 def test_each_image_gets_one_brightness():
-    found = brightness(jnp.zeros((64, 2, 2, 3)), jax.random.key(0), most=0.5)
+    found = brightness(jnp.zeros((64, 2, 2, 3)), jax.random.key(0), max_change=0.5)
     amounts = found[:, 0, 0, 0]
     np.testing.assert_array_equal(
         found, jnp.broadcast_to(amounts[:, None, None, None], found.shape)

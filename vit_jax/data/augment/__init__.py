@@ -134,9 +134,9 @@ def register_augmentation(*, stage: str) -> Callable[[F], F]:
         PluginError: parameters that cannot be keys, or a name that another module has registered.
 
     >>> @register_augmentation(stage="device")  # doctest: +SKIP
-    ... def brightness(images, key, *, most: float = 0.2):
-    ...     amounts = jax.random.uniform(key, (len(images), 1, 1, 1), minval=-most, maxval=most)
-    ...     return images + amounts
+    ... def brightness(images, key, *, max_change: float = 0.2):
+    ...     shape = (len(images), 1, 1, 1)
+    ...     return images + jax.random.uniform(key, shape, float, -max_change, max_change)
     """
     if stage == "crop":
         return register_crop
