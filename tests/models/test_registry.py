@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import math
 
@@ -11,6 +12,7 @@ from vit_jax.config.run import Config
 from vit_jax.errors import ConfigError, ModelError
 from vit_jax.models.aliases import find_alias
 from vit_jax.models.image_families import IMAGE_FAMILIES
+from vit_jax.models.options import SIZES
 from vit_jax.models.registry import (
     default_image_size,
     family_of,
@@ -108,6 +110,12 @@ def test_models_have_the_same_parameters_where_jax_has_64_bits(name):
 def test_the_table_covers_every_image_model():
     assert set(PARAMETERS) == set(IMAGE_MODELS)
     assert {*IMAGE_MODELS} < {*vit_jax.list_models()}
+
+
+def test_every_option_that_overrides_a_size_is_in_sizes():
+    for family in IMAGE_FAMILIES.values():
+        of_shape = {field.name for field in dataclasses.fields(next(iter(family.sizes.values())))}
+        assert of_shape & {*family.options.model_fields} <= {*SIZES}
 
 
 def test_a_model_of_every_family_is_counted():
